@@ -1,0 +1,179 @@
+"""The canonical values between the wire and the tokens: what was said, asked for, and answered.
+
+Invariant: values are immutable, hold no provider's field names, and keep text exactly as it came. What makes two
+histories "the same" is defined here once, in `canonical`. This module does no I/O and knows no token ids.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Visible text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Thinking that the model wrote before its answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """The model's call of a tool."""
+
+    id: str
+    """The id the harness must echo; minted by us in a reply, as received in a request."""
+    name: str
+    arguments: str
+    """JSON text as sampled or as received; for a `custom` tool, the free-form input."""
+    custom: bool = False
+    """True when the harness declared a free-form tool (OpenAI `custom`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What the harness answered to a ToolCall."""
+
+    call_id: str
+    text: str
+    is_error: bool = False
+
+
+Part = Text | Reasoning | ToolCall | ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of the history. Adjacent assistant items of a protocol are one Message."""
+
+    role: Role
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that the harness offers."""
+
+    name: str
+    description: str
+    parameters: str
+    """JSON schema as compact JSON text (so that the value is hashable); '' for a free-form tool."""
+    custom: bool = False
+    namespace: str = ""
+    """The harness's name space, when it declared one; needed to answer in the same form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What the harness asked for; None where it asked for nothing. What is applied belongs to the run."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    json_schema: str | None = None
+    """JSON text of the schema that the answer must satisfy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A decoded request."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    stream: bool = False
+    thread: str | None = None
+    """The harness's own id of the thread of this call (agent id, thread id, cache key), when it names one."""
+    echoes: tuple[str, ...] = ()
+    """Id strings that we may have minted, in the order of the history, from the listed id fields only."""
+    fidelity: tuple[str, ...] = ()
+    """Names of request fields that were read and deliberately ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a call."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A finished answer, from which the streamed and the plain form are both encoded."""
+
+    id: str
+    """Core of every id that the answer carries: `identity.mint(call_id, choice)`, characters [A-Za-z0-9_-]."""
+    parts: tuple[Part, ...]
+    """Reasoning, Text and ToolCall in the order in which they were sampled."""
+    finish: Finish
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def message(self) -> Message:
+        """The reply as the assistant message that a faithful harness would send back."""
+        return Message("assistant", self.parts)
+
+
+def canonical_json(text: str) -> str:
+    """JSON text with sorted keys and no spaces; the stripped text itself when it is not JSON."""
+    try:
+        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except ValueError:
+        return text.strip()
+
+
+def canonical(message: Message) -> str:
+    """The part of a message that must not change for its history to count as unchanged.
+
+    Listed equivalences, for assistant messages only, because harnesses were seen to do these to our replies and none
+    of them changes what was said: white space at the ends of text, re-serialised JSON arguments, dropped or trimmed
+    reasoning, changed call ids, empty parts, parts of one kind joined. Everything else counts, to the byte.
+    """
+    if message.role != "assistant":
+        body: list[Any] = [["".join(p.text for p in message.parts if isinstance(p, Text))]]
+        body += [[p.text, p.is_error] for p in message.parts if isinstance(p, ToolResult)]
+        return json.dumps([message.role, body], ensure_ascii=False)
+    said = "".join(p.text for p in message.parts if isinstance(p, Text)).strip()
+    calls = [
+        [p.name, p.arguments.strip() if p.custom else canonical_json(p.arguments)]
+        for p in message.parts
+        if isinstance(p, ToolCall)
+    ]
+    return json.dumps(["assistant", said, calls], ensure_ascii=False)
+
+
+def history_keys(messages: tuple[Message, ...], start: bytes = b"") -> list[bytes]:
+    """Chained hashes at each message boundary: key i covers messages[:i+1]. 16 bytes each."""
+    keys: list[bytes] = []
+    for message in messages:
+        start = extend_key(start, message)
+        keys.append(start)
+    return keys
+
+
+def extend_key(key: bytes, message: Message) -> bytes:
+    """The key of a history extended by one message."""
+    return blake2b(key + canonical(message).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def tools_key(tools: tuple[Tool, ...]) -> bytes:
+    """Hash of the offered tools; a change of tools changes the prompt and so forks the history."""
+    return blake2b(repr(tools).encode("utf-8", "surrogatepass"), digest_size=16).digest()

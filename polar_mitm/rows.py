@@ -1,0 +1,88 @@
+"""The calls table: one row per (call, choice), its Arrow schema declared once, with the meaning of each column.
+
+Invariant: a column never changes its meaning; a new schema gets a new `SCHEMA_VERSION` and readers keep reading the
+old ones. docs/dataset.md is generated from this module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+_SPANS = pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32()), ("version", pa.string())]))
+
+COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
+    ("schema_version", pa.int32(), "version of this schema"),
+    ("run_id", pa.string(), "the run folder's id, made once"),
+    ("writer", pa.string(), "the journal that wrote the row; order of calls is (writer, sequence), never wall time"),
+    ("sequence", pa.int64(), "position of the call's begin record in its journal"),
+    ("call_id", pa.string(), "20 characters; every id in the answer carries it"),
+    ("choice", pa.int32(), "index of the choice; 0 unless the request asked for n > 1"),
+    ("session_id", pa.string(), "one harness run"),
+    ("group_id", pa.string(), "samples of one task, as registered with the session; null if none"),
+    ("thread_id", pa.string(), "the harness's own thread inside the session; null if it names none"),
+    ("kind", pa.string(), "agent, subagent, compaction, auxiliary or foreign"),
+    ("status", pa.string(), "completed, aborted (cut short), failed, lost (no finish record) or refused"),
+    ("error_kind", pa.string(), "errors.py name; null unless failed or refused"),
+    ("error", pa.string(), "message of the error; null if none"),
+    ("dialect", pa.string(), "protocol of the request; null when it could not be told"),
+    ("host", pa.string(), "the provider the harness believed it talked to"),
+    ("path", pa.string(), "path of the request, without the query"),
+    ("user_agent", pa.string(), "as the harness sent it"),
+    ("model", pa.string(), "model name that the harness asked for"),
+    ("stream", pa.bool_(), "whether a streamed answer was asked for"),
+    ("parent_call_id", pa.string(), "the call whose prompt and output this prompt extends exactly; null for a root"),
+    ("parent_choice", pa.int32(), "its choice"),
+    ("parent_evidence", pa.string(), "pointer (an echoed id, checked against the history) or history (hash alone)"),
+    ("root_reason", pa.string(), "first, edited_history, tools_changed, bridge_refused or unknown_history; null with a parent"),
+    ("prompt_len", pa.int32(), "tokens of the whole prompt"),
+    ("prompt_shared", pa.int32(), "leading prompt tokens that are the parent's prompt + output, not stored again"),
+    ("prompt_suffix", pa.list_(pa.int32()), "the prompt's tokens after prompt_shared"),
+    ("prompt_hash", pa.binary(16), "blake2b-16 of the whole prompt as little-endian int32"),
+    ("output_ids", pa.list_(pa.int32()), "sampled token ids, the stop token included"),
+    ("logprobs", pa.list_(pa.float32()), "log-probability of each sampled token under the applied temperature"),
+    ("versions", _SPANS, "which weight version sampled output_ids[start:end]"),
+    ("temperature", pa.float32(), "applied temperature; logprobs are of logits / temperature"),
+    ("sampling_asked", pa.string(), "JSON: what the harness asked for"),
+    ("sampling_applied", pa.string(), "JSON: what the engine was told"),
+    ("trainable", pa.bool_(), "whether a trainer can recompute the distribution each token came from"),
+    ("untrainable_reason", pa.string(), "grammar, greedy, truncated, foreign, aborted, lost or failed; null if trainable"),
+    ("finish", pa.string(), "stop, length or tool_calls, as told to the harness; null if unfinished"),
+    ("engine_finish", pa.string(), "JSON: the engine's finish_reason, raw"),
+    ("cached_tokens", pa.int32(), "prompt tokens that the engine had in its prefix cache"),
+    ("client_delivered", pa.bool_(), "whether the whole answer was written to the client"),
+    ("rerender_shared", pa.int32(), "leading prompt tokens that a plain re-render of the harness's history shares; null if not rendered"),
+    ("messages", pa.string(), "JSON: canonical messages after the parent's history and reply (all, for a root)"),
+    ("tools", pa.string(), "JSON: offered tools; null when they are the parent's"),
+    ("reply", pa.string(), "JSON: canonical parts of the reply"),
+    ("request", pa.string(), "JSON: request body, what it shares with the parent's removed (see journal.shrink)"),
+    ("answer", pa.string(), "JSON: plain form of the answer"),
+    ("fidelity", pa.list_(pa.string()), "request fields that were read and ignored"),
+    ("began_ns", pa.int64(), "unix time in ns when the request arrived"),
+    ("first_token_ns", pa.int64(), "unix time in ns of the first sampled token; null if none"),
+    ("ended_ns", pa.int64(), "unix time in ns when the row was made"),
+)
+
+SCHEMA = pa.schema([pa.field(name, kind) for name, kind, _ in COLUMNS])
+
+
+def to_batch(row: dict[str, Any]) -> pa.RecordBatch:
+    """One row as a RecordBatch of SCHEMA; absent columns are null. numpy arrays are taken without copying.
+
+    Raises KeyError for a name that is no column.
+    """
+    unknown = row.keys() - set(SCHEMA.names)
+    if unknown:
+        raise KeyError(f"no such column: {sorted(unknown)}")
+    arrays = [_array(row.get(field.name), field.type) for field in SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _array(value: Any, kind: pa.DataType) -> pa.Array:  # Any: a column's value, typed by the schema
+    if value is not None and pa.types.is_list(kind) and pa.types.is_primitive(kind.value_type):
+        values = pa.array(value, type=kind.value_type)
+        return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    return pa.array([value], type=kind)

@@ -1,0 +1,1 @@
+"""Training and the embedded engine. Torch lives here and nowhere else."""
