@@ -7,7 +7,7 @@ histories "the same" is defined here once, in `canonical`. This module does no I
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -132,11 +132,21 @@ class Reply:
         return Message("assistant", self.parts)
 
 
+def part_json(part: Part) -> dict[str, Any]:  # Any: JSON
+    """A part as JSON, for the calls table: its fields and its kind."""
+    return {"kind": type(part).__name__.lower(), **asdict(part)}
+
+
+def message_json(message: Message) -> dict[str, Any]:  # Any: JSON
+    """A message as JSON, for the calls table."""
+    return {"role": message.role, "parts": [part_json(p) for p in message.parts]}
+
+
 def canonical_json(text: str) -> str:
     """JSON text with sorted keys and no spaces; the stripped text itself when it is not JSON."""
     try:
         return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: brackets nested thousands deep
         return text.strip()
 
 
@@ -148,16 +158,20 @@ def canonical(message: Message) -> str:
     reasoning, changed call ids, empty parts, parts of one kind joined. Everything else counts, to the byte.
     """
     if message.role != "assistant":
-        body: list[Any] = [["".join(p.text for p in message.parts if isinstance(p, Text))]]
-        body += [[p.text, p.is_error] for p in message.parts if isinstance(p, ToolResult)]
-        return json.dumps([message.role, body], ensure_ascii=False)
-    said = "".join(p.text for p in message.parts if isinstance(p, Text)).strip()
+        results = [[p.text, p.is_error] for p in message.parts if isinstance(p, ToolResult)]
+        return json.dumps([message.role, joined_text(message), results], ensure_ascii=False)
+    said = joined_text(message).strip()
     calls = [
         [p.name, p.arguments.strip() if p.custom else canonical_json(p.arguments)]
         for p in message.parts
         if isinstance(p, ToolCall)
     ]
     return json.dumps(["assistant", said, calls], ensure_ascii=False)
+
+
+def joined_text(message: Message) -> str:
+    """The visible text that the model is shown: blocks of the harness by blank lines, the model's own as sampled."""
+    return ("" if message.role == "assistant" else "\n\n").join(p.text for p in message.parts if isinstance(p, Text))
 
 
 def history_keys(messages: tuple[Message, ...], start: bytes = b"") -> list[bytes]:

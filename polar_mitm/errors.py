@@ -6,13 +6,13 @@
 | harness -> gateway: the prompt does not fit | ContextOverflow | 400 | the harness, after compacting |
 | harness -> gateway: unknown session or wrong secret | Unauthorized | 401 | nobody |
 | harness -> gateway: not a route we answer | NotFound | 404 | nobody |
-| gateway -> engine: down, restarting, overloaded | EngineUnavailable | 503 | the gateway waits first; then the harness |
+| gateway -> engine: down, restarting, full | EngineUnavailable | 503 | the gateway waits first, then the harness |
 | gateway -> engine: refuses or answers nonsense | EngineError | 500 | the harness |
 | gateway: tokenizer is not the engine's | TokenizerMismatch | 500 | nobody: the run is misconfigured |
 | gateway -> disk: the journal cannot be written | JournalError | 500 | the harness; the session is marked |
 
-Codex, Claude Code and Gemini CLI retry 5xx for minutes; a 400 ends their run at once (observed 2026-11-29). So what
-trying again cannot mend is a 400, and EngineUnavailable is raised only after `polar_wait` seconds of waiting.
+Codex, Claude Code and Gemini CLI retry 5xx for minutes; a 400 ends their run at once (observed 2026-11-29). So
+EngineUnavailable is raised only after `polar_wait` seconds of waiting.
 
 Each dialect in `wire` turns these into its provider's own shape; this module knows no protocol.
 """

@@ -6,9 +6,12 @@ old ones. docs/dataset.md is generated from this module.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
 
@@ -37,7 +40,11 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("parent_call_id", pa.string(), "the call whose prompt and output this prompt extends exactly; null for a root"),
     ("parent_choice", pa.int32(), "its choice"),
     ("parent_evidence", pa.string(), "pointer (an echoed id, checked against the history) or history (hash alone)"),
-    ("root_reason", pa.string(), "first, edited_history, tools_changed, bridge_refused or unknown_history; null with a parent"),
+    (
+        "root_reason",
+        pa.string(),
+        "first, edited_history, tools_changed, bridge_refused or unknown_history; null with a parent",
+    ),
     ("prompt_len", pa.int32(), "tokens of the whole prompt"),
     ("prompt_shared", pa.int32(), "leading prompt tokens that are the parent's prompt + output, not stored again"),
     ("prompt_suffix", pa.list_(pa.int32()), "the prompt's tokens after prompt_shared"),
@@ -49,12 +56,22 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("sampling_asked", pa.string(), "JSON: what the harness asked for"),
     ("sampling_applied", pa.string(), "JSON: what the engine was told"),
     ("trainable", pa.bool_(), "whether a trainer can recompute the distribution each token came from"),
-    ("untrainable_reason", pa.string(), "grammar, greedy, truncated, foreign, aborted, lost or failed; null if trainable"),
+    (
+        "untrainable_reason",
+        pa.string(),
+        "grammar, greedy, truncated, penalty, mixed_kv, foreign, aborted, lost or failed; null if trainable",
+    ),
     ("finish", pa.string(), "stop, length or tool_calls, as told to the harness; null if unfinished"),
     ("engine_finish", pa.string(), "JSON: the engine's finish_reason, raw"),
     ("cached_tokens", pa.int32(), "prompt tokens that the engine had in its prefix cache"),
     ("client_delivered", pa.bool_(), "whether the whole answer was written to the client"),
-    ("rerender_shared", pa.int32(), "leading prompt tokens that a plain re-render of the harness's history shares; null if not rendered"),
+    (
+        "rerender_shared",
+        pa.int32(),
+        "leading prompt tokens that a plain re-render of the harness's history shares; null if not rendered",
+    ),
+    ("history_key", pa.binary(16), "chained hash of the canonical history up to and including the reply"),
+    ("tools_key", pa.binary(16), "hash of the offered tools"),
     ("messages", pa.string(), "JSON: canonical messages after the parent's history and reply (all, for a root)"),
     ("tools", pa.string(), "JSON: offered tools; null when they are the parent's"),
     ("reply", pa.string(), "JSON: canonical parts of the reply"),
@@ -86,3 +103,42 @@ def _array(value: Any, kind: pa.DataType) -> pa.Array:  # Any: a column's value,
         values = pa.array(value, type=kind.value_type)
         return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
     return pa.array([value], type=kind)
+
+
+def token_hash(ids: NDArray[np.int32]) -> bytes:
+    """blake2b-16 of token ids as little-endian int32."""
+    return blake2b(np.ascontiguousarray(ids, dtype="<i4").tobytes(), digest_size=16).digest()
+
+
+def full_prompts(table: pa.Table) -> dict[tuple[str, int], NDArray[np.int32]]:
+    """The whole prompt of every (call, choice), int32 [T], rebuilt from parents without recursion.
+
+    A call whose parent is missing from the table has no entry.
+    """
+    links = table.select(["call_id", "choice", "parent_call_id", "parent_choice", "prompt_shared"]).to_pylist()
+    suffixes, outputs = (_buffers(table, name) for name in ("prompt_suffix", "output_ids"))
+    index = {(row["call_id"], row["choice"]): i for i, row in enumerate(links)}
+    prompts: dict[tuple[str, int], NDArray[np.int32]] = {}
+    for start in index:
+        chain = [start]
+        while chain[-1] in index and chain[-1] not in prompts and links[index[chain[-1]]]["parent_call_id"]:
+            parent = links[index[chain[-1]]]
+            chain.append((parent["parent_call_id"], parent["parent_choice"]))
+        for key in reversed(chain):
+            if key in prompts or key not in index:
+                continue
+            row, suffix = links[index[key]], suffixes[index[key]]
+            parent_key = (row["parent_call_id"], row["parent_choice"])
+            if row["parent_call_id"] is None:
+                prompts[key] = suffix
+            elif parent_key in prompts:
+                known = np.concatenate([prompts[parent_key], outputs[index[parent_key]]])
+                prompts[key] = np.concatenate([known[: row["prompt_shared"]], suffix])
+    return prompts
+
+
+def _buffers(table: pa.Table, name: str) -> list[NDArray[np.int32]]:
+    """The lists of an int32 list column as numpy views."""
+    column = table.column(name).combine_chunks()
+    values, offsets = column.values.to_numpy(), column.offsets.to_numpy()
+    return [values[offsets[i] : offsets[i + 1]] for i in range(len(column))]

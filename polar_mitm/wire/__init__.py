@@ -1,72 +1,16 @@
 """Provider protocols: bytes of a request to a Conversation, a Reply to bytes. Pure: no I/O, no clock, no randomness.
 
-A protocol is one module with one `Dialect`, listed in `DIALECTS`. Decoding refuses (BadRequest) what would change the
-meaning and is not supported, and names in `Conversation.fidelity` what it ignores.
+A protocol is one module with one `Dialect`, listed in `DIALECTS`; `dialect` declares the interfaces. What the
+protocols share is split by direction: `fields` reads JSON, `answer` orders a reply, `sse` frames it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from polar_mitm.wire.anthropic import AnthropicMessages
+from polar_mitm.wire.dialect import Dialect, Kind, StreamEncoder
+from polar_mitm.wire.openai_chat import OpenAIChat
+from polar_mitm.wire.openai_responses import OpenAIResponses
 
-from polar_mitm.conversation import Conversation, Reply
-from polar_mitm.errors import PolarError
+__all__ = ["DIALECTS", "Dialect", "Kind", "StreamEncoder"]
 
-Kind = Literal["reasoning", "text"]
-
-
-class StreamEncoder(Protocol):
-    """The streamed form of one answer. Every method returns the bytes to send now (possibly none)."""
-
-    ping: bytes
-    """A data-bearing keep-alive that the protocol's clients accept at any point after `begin`."""
-
-    def begin(self) -> bytes:
-        """What can be said before the first token."""
-        ...
-
-    def delta(self, kind: Kind, text: str) -> bytes:
-        """More of the current reasoning or text. Reasoning always comes before text."""
-        ...
-
-    def finish(self, reply: Reply) -> bytes:
-        """Everything of `reply` that was not sent yet (tool calls whole), then the terminal event.
-
-        The concatenation of the deltas of a kind is a prefix of the reply's text of that kind.
-        """
-        ...
-
-    def fail(self, error: PolarError) -> bytes:
-        """A terminal error in the protocol's own shape, in the middle of a stream."""
-        ...
-
-
-class Dialect(Protocol):
-    """One protocol."""
-
-    name: str
-    """Recorded in the calls' `dialect` column: openai_chat, openai_responses, anthropic."""
-
-    def matches(self, method: str, path: str) -> bool:
-        """Whether this request (path without query) is a generation call of this protocol."""
-        ...
-
-    def decode(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Conversation:
-        """The canonical request. Header names are lower case. Raises BadRequest."""
-        ...
-
-    def encoder(self, request: Conversation, reply_id: str) -> StreamEncoder:
-        """A fresh encoder for the streamed answer whose ids carry `reply_id`."""
-        ...
-
-    def encode(self, request: Conversation, reply: Reply) -> dict[str, Any]:
-        """The plain answer."""
-        ...
-
-    def error(self, error: PolarError) -> dict[str, Any]:
-        """The body of a plain error."""
-        ...
-
-    def status(self, error: PolarError) -> int:
-        """The HTTP status of a plain error (Anthropic: 529 for an overloaded engine)."""
-        ...
+DIALECTS: tuple[Dialect, ...] = (OpenAIResponses(), OpenAIChat(), AnthropicMessages())

@@ -1,0 +1,213 @@
+"""The engine: token ids in, sampled ids and logprobs out. The SGLang `/generate` client.
+
+Invariant: what comes out is exactly what the engine sampled, once, whether its stream is cumulative or incremental; an
+id outside the vocabulary is never sent (one such id kills a SGLang 0.5.23 server). This module knows no text, except
+for the probe string that compares tokenizers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from polar_mitm.errors import BadRequest, ContextOverflow, EngineError, EngineUnavailable, TokenizerMismatch
+
+Tokens = NDArray[np.int32]
+Logprobs = NDArray[np.float32]
+_OVERFLOW = re.compile(r"\((\d+) tokens\)[^(]*(?:context|maximum allowed) length \((\d+) tokens\)")
+PROBE = "Probe 0: naïve Ünïcode 北京 🧭\n\tdef f(x):  return x  # <end>"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Which weight version sampled output tokens [start, end)."""
+
+    start: int
+    end: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A piece of a generation."""
+
+    ids: Tokens
+    """New sampled ids, int32 [N]."""
+    logprobs: Logprobs
+    """Their log-probabilities under logits / temperature, float32 [N]."""
+    finish: dict[str, Any] | None = None  # Any: JSON
+    """The engine's finish_reason on the last piece: {"type": "stop" | "length" | "abort", ...}."""
+    versions: tuple[Span, ...] = ()
+    """On the last piece."""
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What an engine says of itself."""
+
+    model: str
+    context: int
+    """Longest prompt + output, in tokens."""
+    weight_version: str
+
+
+class Engine(Protocol):
+    """What a turn needs of an engine."""
+
+    async def describe(self) -> Description:
+        """The served model; raises EngineUnavailable or EngineError."""
+        ...
+
+    async def check_tokenizer(self, ids: Sequence[int], vocabulary: int) -> None:
+        """Raises TokenizerMismatch when the engine's ids of `PROBE` are not these."""
+        ...
+
+    def generate(self, prompt: Tokens, sampling: dict[str, Any], rid: str) -> AsyncGenerator[Sample]:
+        """Sample from a prompt; raises EngineUnavailable (try again) or EngineError. Close it to stop reading."""
+        ...
+
+    async def abort(self, rid: str) -> None:
+        """Stop a generation; never raises."""
+        ...
+
+
+class SGLang:
+    """One SGLang server (0.5.x), or any server that speaks the same `/generate`."""
+
+    def __init__(self, url: str) -> None:
+        # no environment proxies: the engine is local to the run, and the proxy variables may point at ourselves
+        self._client = httpx.AsyncClient(base_url=url, trust_env=False, timeout=httpx.Timeout(None, connect=5.0))
+        self.url = url
+        self._vocabulary: int | None = None
+
+    async def describe(self) -> Description:
+        """Model, context length and weight version, from /model_info and /v1/models."""
+        info, models = await self._get("/model_info"), await self._get("/v1/models")
+        try:
+            context = int(models["data"][0]["max_model_len"])
+            return Description(str(info["model_path"]), context, str(info.get("weight_version", "default")))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineError(f"{self.url}/v1/models is not SGLang's answer: {models!r}") from error
+
+    async def check_tokenizer(self, ids: Sequence[int], vocabulary: int) -> None:
+        """Compare the ids of PROBE, and remember the vocabulary for checking prompts."""
+        answer = await self._post("/tokenize", {"prompt": PROBE, "add_special_tokens": False})
+        if answer.get("tokens") != list(ids):
+            raise TokenizerMismatch(
+                f"the tokenizer does not agree with the engine at {self.url}: {PROBE!r} is {list(ids)} here and "
+                f"{answer.get('tokens')} there; set polar_tokenizer to the tokenizer of the served model"
+            )
+        self._vocabulary = vocabulary
+
+    async def generate(self, prompt: Tokens, sampling: dict[str, Any], rid: str) -> AsyncGenerator[Sample]:
+        """Stream one generation."""
+        if self._vocabulary is not None and (prompt.min() < 0 or prompt.max() >= self._vocabulary):
+            raise BadRequest(f"the prompt holds token ids outside the vocabulary of {self._vocabulary}")
+        body = {
+            "input_ids": prompt.tolist(),
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "stream": True,
+            "rid": rid,
+        }
+        try:
+            async with self._client.stream("POST", "/generate", json=body) as response:
+                if response.status_code != 200:
+                    raise _refusal(response.status_code, await response.aread())
+                reader = _Reader()
+                async for line in response.aiter_lines():
+                    if line.startswith("data:") and (sample := reader.take(line[5:].strip())):
+                        yield sample
+                if not reader.finished:
+                    raise EngineUnavailable(f"the engine at {self.url} ended its stream without a finish reason")
+        except httpx.TransportError as error:
+            raise EngineUnavailable(f"the engine at {self.url} cannot be reached: {error!r}") from error
+
+    async def abort(self, rid: str) -> None:
+        """Best effort: an engine that is gone has aborted already."""
+        try:
+            await self._client.post("/abort_request", json={"rid": rid}, timeout=5.0)
+        except httpx.TransportError:
+            return
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _get(self, path: str) -> dict[str, Any]:  # Any: JSON
+        return await self._json("GET", path)
+
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
+        return await self._json("POST", path, json=body)
+
+    async def _json(self, method: str, path: str, **content: Any) -> dict[str, Any]:  # Any: JSON
+        try:
+            response = await self._client.request(method, path, timeout=30.0, **content)
+            if response.status_code != 200:
+                raise _refusal(response.status_code, response.content)
+            return dict(response.json())
+        except httpx.TransportError as error:
+            raise EngineUnavailable(f"the engine at {self.url} cannot be reached: {error!r}") from error
+        except (ValueError, TypeError) as error:
+            raise EngineError(f"{self.url}{path} did not answer with a JSON object: {error!r}") from error
+
+
+class _Reader:
+    """Reads stream chunks, cumulative (SGLang's default) or incremental, into new pieces."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self.finished = False
+
+    def take(self, data: str) -> Sample | None:
+        if data == "[DONE]":
+            return None
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise _refusal(int(chunk["error"].get("code") or 500), data.encode())
+        meta, ids = chunk["meta_info"], chunk["output_ids"]
+        total = int(meta["completion_tokens"])
+        new = total - self._seen
+        triples = meta.get("output_token_logprobs") or []
+        if len(ids) < new or len(triples) < new:
+            raise EngineError(f"the engine reported {new} new tokens with {len(ids)} ids and {len(triples)} logprobs")
+        self._seen = total
+        finish = meta.get("finish_reason")
+        self.finished = finish is not None
+        return Sample(
+            np.asarray(ids[len(ids) - new :], dtype=np.int32),
+            np.asarray([t[0] for t in triples[len(triples) - new :]], dtype=np.float32),
+            finish,
+            _spans(meta, total) if finish else (),
+            int(meta.get("cached_tokens") or 0),
+        )
+
+
+def _spans(meta: dict[str, Any], total: int) -> tuple[Span, ...]:  # Any: JSON
+    spans = meta.get("weight_versions")
+    if spans:
+        return tuple(Span(int(s["start"]), int(s["end"]), str(s["version"])) for s in spans)
+    return (Span(0, total, str(meta.get("weight_version", "default"))),)
+
+
+def _refusal(status: int, body: bytes) -> ContextOverflow | EngineError | EngineUnavailable:
+    """SGLang's three error shapes as one exception."""
+    try:
+        answer = json.loads(body)
+        error = answer.get("error", answer)
+        message = error if isinstance(error, str) else error.get("message", str(error))
+    except (ValueError, AttributeError):
+        message = body[:500].decode("utf-8", "replace")
+    if overflow := _OVERFLOW.search(message):
+        return ContextOverflow(int(overflow[1]), int(overflow[2]))
+    kind = EngineUnavailable if status in {429, 502, 503, 504} else EngineError
+    return kind(f"the engine answered {status}: {message}")
