@@ -19,10 +19,12 @@ from typing import Any
 
 import uvicorn
 
+from polar_mitm.desk import Desk
 from polar_mitm.errors import BadRequest, NotFound, PolarError, Unauthorized
 from polar_mitm.identity import Session, Sessions
 from polar_mitm.options import OPTIONS, Options, open_run, write_json
-from polar_mitm.turn import Call, Desk, Incoming, open_call, refuse
+from polar_mitm.record import Incoming
+from polar_mitm.turn import Call, open_call, refuse
 from polar_mitm.wire import DIALECTS, Dialect
 
 Scope = MutableMapping[str, Any]  # Any: ASGI's own message values

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from polar_mitm.desk import Desk
 from polar_mitm.engine import SGLang
 from polar_mitm.errors import PolarError
 from polar_mitm.journal import Journal
 from polar_mitm.sampling import Sampling
 from polar_mitm.tokens import load
-from polar_mitm.turn import Desk
 
 OPTIONS: tuple[tuple[str, type, Any, str], ...] = (  # Any: a default of the named type
     ("polar_engine", str, "", "URL of the SGLang server that answers every model call, e.g. http://127.0.0.1:30000"),

@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -30,179 +27,45 @@ from polar_mitm.conversation import (
     Usage,
     extend_key,
     history_keys,
-    message_json,
     part_json,
     tools_key,
 )
-from polar_mitm.engine import PROBE, Description, Engine, Sample, Span
-from polar_mitm.errors import BadRequest, ContextOverflow, EngineError, EngineUnavailable, JournalError, PolarError
-from polar_mitm.identity import (
-    Fingerprints,
-    Parent,
-    RootReason,
-    Session,
-    Tip,
-    Tips,
-    load_key,
-    mint,
-    new_call_id,
-    read_pointer,
-)
-from polar_mitm.journal import read_calls, shrink
-from polar_mitm.rows import full_prompts, token_hash
-from polar_mitm.sampling import Sampling
-from polar_mitm.tokens import Reading, Template, Tokens
-from polar_mitm.wire import Dialect
+from polar_mitm.desk import Answered, Desk
+from polar_mitm.engine import Description
+from polar_mitm.errors import BadRequest, ContextOverflow, JournalError, PolarError
+from polar_mitm.generation import Generation
+from polar_mitm.identity import Parent, RootReason, Tip, mint, new_call_id
+from polar_mitm.record import Incoming, Row, first_row, prompt_row, refused_row, request_row
+from polar_mitm.tokens import Reading, Tokens
 
 _FLUSH_SECONDS = 0.05
 _PING_SECONDS = 10.0
 
 
-class Recorder(Protocol):
-    """What a turn needs of the journal."""
-
-    def begin(self, row: dict[str, Any]) -> dict[str, Any]:  # Any: a row
-        """Leave a trace of a call before the engine is called; returns the stamped row."""
-        ...
-
-    async def finish(self, rows: Sequence[dict[str, Any]]) -> None:  # Any: rows
-        """Return once the rows are durable. Raises JournalError."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    """A request as the gateway hands it over: its session is known, its credentials are gone."""
-
-    dialect: Dialect
-    session: Session
-    host: str
-    path: str
-    headers: Mapping[str, str]
-    """Names in lower case."""
-    body: bytes
-    """Decompressed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A finished call: its reply and the row that is on disk."""
-
-    reply: Reply
-    row: dict[str, Any]  # Any: a row
-
-
-class Desk:
-    """What the calls of one run share."""
-
-    def __init__(
-        self,
-        run: Path,
-        run_id: str,
-        *,
-        engine: Engine,
-        template: Template,
-        journal: Recorder,
-        sampling: Sampling,
-        wait: float,
-    ) -> None:
-        self.run, self.run_id = run, run_id
-        self.engine, self.template, self.journal = engine, template, journal
-        self.sampling, self.wait = sampling, wait
-        self.key = load_key(run)
-        self.tips = Tips()
-        self.fingerprints = Fingerprints()
-        self.described: Description | None = None
-        self.undelivered: OrderedDict[bytes, Answered] = OrderedDict()
-        self.running: set[asyncio.Task[Answered]] = set()
-        self.noting: set[asyncio.Task[None]] = set()
-        self.ordinals: dict[str, int] = {}
-        self._restored = False
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokens")  # fast tokenizers are not re-entrant
-
-    async def tokens[T](self, work: Callable[..., T], *args: Any) -> T:  # Any: the work's own arguments
-        """Run tokenizer work off the event loop, one piece at a time."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *args)
-
-    async def ready(self) -> Description:
-        """The engine's description, once its tokenizer was seen to agree with ours. Waits up to `wait` seconds."""
-        deadline = time.monotonic() + self.wait
-        while self.described is None:
-            try:
-                described = await self.engine.describe()
-                from_probe = await self.tokens(self.template.encode, PROBE)
-                await self.engine.check_tokenizer(from_probe, self.template.vocabulary)
-                self.described = described
-            except EngineUnavailable:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(min(0.5, self.wait / 10))
-        return self.described
-
-    def find_parent(self, session: Session, request: Conversation) -> Parent | RootReason:
-        """The call that a request continues; calls of an earlier process are reloaded when one is named."""
-        named = [p for echo in request.echoes if (p := read_pointer(self.key, session.session_id, echo))]
-        unknown = any(not self.tips.knows(session.session_id, *pointer) for pointer in named)
-        if not self._restored and (unknown or (named == [] and any(m.role == "assistant" for m in request.messages))):
-            self._restored = True
-            restore_tips(self.run, self.tips)
-        return self.tips.find(session.session_id, request, named)
-
-    def ordinal(self, session_id: str) -> int:
-        """How many calls of this session came before."""
-        self.ordinals[session_id] = self.ordinals.get(session_id, -1) + 1
-        return self.ordinals[session_id]
-
-    async def close(self) -> None:
-        """End and record what is in flight."""
-        for task in self.running:
-            task.cancel()
-        await asyncio.gather(*self.running, *self.noting, return_exceptions=True)
-        self._tokenizing.shutdown(wait=False)
-
-
-def restore_tips(run: Path, tips: Tips) -> None:
-    """Make the completed calls of a run's tables and journals available as parents."""
-    table = read_calls(run)
-    prompts = full_prompts(table)
-    names = ["session_id", "call_id", "choice", "status", "history_key", "tools_key"]
-    rows = table.select(names).to_pylist()
-    outputs = table.column("output_ids").combine_chunks()
-    for index, row in enumerate(rows):
-        prompt = prompts.get((row["call_id"], row["choice"]))
-        if row["status"] == "completed" and prompt is not None and row["history_key"]:
-            output = outputs[index].values.to_numpy(zero_copy_only=False).astype(np.int32)
-            tip = Tip(row["call_id"], row["choice"], prompt, output, row["history_key"], row["tools_key"])
-            tips.add(row["session_id"], tip)
-
-
 async def open_call(desk: Desk, incoming: Incoming) -> Call:
     """Decode a request and start sampling its answer. Raises PolarError, already recorded, when it cannot begin."""
-    call_id = new_call_id()
-    row = _first_row(desk, incoming, call_id)
+    row = first_row(desk.run_id, incoming, new_call_id(), time.time_ns())
     row["kind"] = desk.fingerprints.kind(incoming.session.session_id, incoming.headers)
     try:
         body = parse_body(incoming.body)
         request = incoming.dialect.decode(body, incoming.headers)
-        row |= _request_row(desk, request)
-        call = await _prepare(desk, incoming, request, body, row)
+        row |= request_row(request)
+        prompt = await _prompt(desk, incoming, request)
+        if desk.described:
+            check_fits(prompt.ids, desk.described)
     except PolarError as error:
         await _record_refusal(desk, row, error, incoming.body)
         raise
+    row |= prompt_row(prompt.ids, prompt.parent, prompt.root_reason, request, body)
+    call = Call(desk, incoming, request, prompt, row=row, body=body)
     call.start()
     return call
 
 
 async def refuse(desk: Desk, incoming: Incoming, error: PolarError) -> None:
     """Record a request that is turned away before it is read."""
-    await _record_refusal(desk, _first_row(desk, incoming, new_call_id()), error, incoming.body)
-
-
-async def _record_refusal(desk: Desk, row: dict[str, Any], error: PolarError, body: bytes) -> None:  # Any: a row
-    request = json.dumps(body.decode("utf-8", "replace"))
-    refused = {"status": "refused", "untrainable_reason": "failed", "error_kind": error.kind, "error": str(error)}
-    begun = desk.journal.begin(row | {"request": request})
-    await desk.journal.finish([begun | refused | {"ended_ns": time.time_ns()}])
+    row = first_row(desk.run_id, incoming, new_call_id(), time.time_ns())
+    await _record_refusal(desk, row, error, incoming.body)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:  # Any: JSON
@@ -216,67 +79,56 @@ def parse_body(body: bytes) -> dict[str, Any]:  # Any: JSON
     return value
 
 
-async def _prepare(
-    desk: Desk,
-    incoming: Incoming,
-    request: Conversation,
-    body: dict[str, Any],
-    row: dict[str, Any],  # Any: JSON, a row
-) -> Call:
-    session_id = incoming.session.session_id
-    digest = blake2b(
-        json.dumps([session_id, incoming.dialect.name, {k: v for k, v in body.items() if k != "stream"}]).encode()
-    ).digest()
+def check_fits(prompt: Tokens, described: Description) -> None:
+    """Raises ContextOverflow when no token could be sampled after this prompt."""
+    if len(prompt) >= described.context:
+        raise ContextOverflow(len(prompt), described.context)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt and where it comes from."""
+
+    ids: Tokens
+    parent: Parent | None
+    root_reason: RootReason | None
+
+
+async def _prompt(desk: Desk, incoming: Incoming, request: Conversation) -> Prompt:
+    """The parent's tokens extended by the new messages; a full render when there is no parent or no bridge."""
     found = desk.find_parent(incoming.session, request)
-    prompt: Tokens | None = None
     if isinstance(found, Parent):
-        tip = found.tip
-        prompt = await desk.tokens(
-            desk.template.bridge, tip.prompt_ids, tip.output_ids, request.messages, found.messages, request.tools
-        )
-    root: RootReason | None = "bridge_refused" if isinstance(found, Parent) else found
-    if prompt is not None and isinstance(found, Parent):
-        root, parent = None, found
-    else:
-        parent = None
-        prompt = await desk.tokens(desk.template.render, request.messages, request.tools)
-    row |= _prompt_row(prompt, parent, root, request, body)
-    call = Call(desk, incoming, request, prompt=prompt, parent=parent, row=row, body=body, digest=digest)
-    if desk.described:
-        call.check_fits(desk.described)
-    return call
+        tip, history = found.tip, request.messages
+        bridge = desk.template.bridge
+        ids = await desk.tokens(bridge, tip.prompt_ids, tip.output_ids, history, found.messages, request.tools)
+        if ids is not None:
+            return Prompt(ids, found, None)
+        found = "bridge_refused"
+    return Prompt(await desk.tokens(desk.template.render, request.messages, request.tools), None, found)
+
+
+async def _record_refusal(desk: Desk, row: Row, error: PolarError, body: bytes) -> None:
+    begun = desk.journal.begin(row)
+    await desk.journal.finish([begun | refused_row(error, body) | {"ended_ns": time.time_ns()}])
 
 
 class Call:
     """One call: sampled by a task of its own, listened to by the gateway."""
 
     def __init__(
-        self,
-        desk: Desk,
-        incoming: Incoming,
-        request: Conversation,
-        *,
-        prompt: Tokens,
-        parent: Parent | None,
-        row: dict[str, Any],  # Any: a row
-        body: dict[str, Any],  # Any: JSON
-        digest: bytes,
-    ) -> None:
+        self, desk: Desk, incoming: Incoming, request: Conversation, prompt: Prompt, *, row: Row, body: dict[str, Any]
+    ) -> None:  # Any: JSON
         self.request = request
-        self._desk, self._incoming, self._prompt, self._parent = desk, incoming, prompt, parent
-        self._row, self._body, self._digest = row, body, digest
-        self._call_id: str = row["call_id"]
-        self._reply_id = mint(desk.key, incoming.session.session_id, self._call_id)
+        self._desk, self._incoming, self._prompt, self._row, self._body = desk, incoming, prompt, row, body
+        self._session_id = incoming.session.session_id
+        self._reply_id = mint(desk.key, self._session_id, row["call_id"])
+        self._digest = _digest(self._session_id, incoming.dialect.name, body)
+        self._seed = f"{self._session_id}\0{desk.ordinal(self._session_id)}"
         self._news: asyncio.Queue[tuple[str, str] | None] = asyncio.Queue()
-        self._reading = Reading(desk.template, prompt, request.tools)
-        self._logprobs: list[np.ndarray[Any, np.dtype[np.float32]]] = []
-        self._spans: list[Span] = []
-        self._mixed = self._delivered = False
-        self._finish: dict[str, Any] | None = None  # Any: JSON
-        self._cached = 0
-        self._ordinal = desk.ordinal(incoming.session.session_id)
-        self._first_ns: int | None = None
+        self._reading = Reading(desk.template, prompt.ids, request.tools)
+        self._generation: Generation | None = None
         self._task: asyncio.Task[Answered] | None = None
+        self._delivered = False
 
     # -- for the gateway
 
@@ -285,8 +137,7 @@ class Call:
         earlier = self._desk.undelivered.pop(self._digest, None)
         if earlier is not None:
             self._reply_id = earlier.reply.id
-        work = self._sample() if earlier is None else _given(earlier)
-        self._task = asyncio.create_task(work)
+        self._task = asyncio.create_task(self._sample() if earlier is None else _given(earlier))
         self._task.add_done_callback(lambda _: self._news.put_nowait(None))
         self._desk.running.add(self._task)
         self._task.add_done_callback(self._desk.running.discard)
@@ -313,9 +164,7 @@ class Call:
         """The whole answer was written to the client."""
         assert self._task is not None
         self._delivered = True
-        note = asyncio.create_task(self._note(self._task.result().row | {"client_delivered": True}))
-        self._desk.noting.add(note)
-        note.add_done_callback(self._desk.noting.discard)
+        self._desk.note(self._note(self._task.result().row | {"client_delivered": True}))
 
     def leave(self) -> None:
         """The client is gone: stop sampling, or keep a finished reply for its next try."""
@@ -325,14 +174,7 @@ class Call:
         if not task.done():
             task.cancel()
         elif not task.cancelled() and task.exception() is None:
-            self._desk.undelivered[self._digest] = task.result()
-            while len(self._desk.undelivered) > 1000:
-                self._desk.undelivered.popitem(last=False)
-
-    def check_fits(self, described: Description) -> None:
-        """Raises ContextOverflow when no token could be sampled after this prompt."""
-        if len(self._prompt) >= described.context:
-            raise ContextOverflow(len(self._prompt), described.context)
+            self._desk.keep_undelivered(self._digest, task.result())
 
     # -- listening
 
@@ -356,26 +198,26 @@ class Call:
         assert self._task is not None
         return await asyncio.shield(self._task)
 
-    async def _note(self, row: dict[str, Any]) -> None:  # Any: a row
+    async def _note(self, row: Row) -> None:
         with suppress(JournalError):  # the row stands as undelivered; the next call is told that the journal is broken
             await self._desk.journal.finish([row])
 
     # -- sampling
 
     async def _sample(self) -> Answered:
-        desk = self._desk
+        desk, audit = self._desk, None
         self._row = desk.journal.begin(self._row)
-        audit = None
         try:
-            self.check_fits(await desk.ready())
-            if self._parent is not None:
+            described = await desk.ready()
+            check_fits(self._prompt.ids, described)
+            if self._prompt.parent is not None:
                 audit = asyncio.ensure_future(self._rerendered())
-            async with aclosing(self._resumed()) as samples:
-                async for sample in samples:
-                    self._take(sample)
-                    for news in await desk.tokens(self._reading.push, sample.ids):
+            generation = self._begin(described)
+            async with aclosing(generation.pieces()) as pieces:
+                async for ids in pieces:
+                    for news in await desk.tokens(self._reading.push, ids):
                         self._news.put_nowait(news)
-            return await self._record_reply(await audit if audit else None)
+            return await self._record_reply(generation, await audit if audit else None)
         except PolarError as error:
             await self._record_end("failed", error)
             raise
@@ -383,47 +225,11 @@ class Call:
             await self._record_end("aborted", None)
             raise
 
-    async def _resumed(self) -> AsyncGenerator[Sample]:
-        """Samples of the engine; goes on from what is there when a weight update or a restart cut it short."""
-        desk, applied = self._desk, dict(self._applied)
-        budget, deadline = int(applied["max_new_tokens"]), time.monotonic() + desk.wait
-        while True:
-            done = self._reading.output_ids
-            rid = new_call_id() + new_call_id()[:12]
-            applied["max_new_tokens"] = budget - len(done)
-            try:
-                async with aclosing(desk.engine.generate(np.concatenate([self._prompt, done]), applied, rid)) as pieces:
-                    async for sample in pieces:
-                        deadline = time.monotonic() + desk.wait
-                        yield _shifted(sample, len(done))
-                        if sample.finish and sample.finish.get("type") != "abort":
-                            return
-                reason = EngineError("the engine aborted the generation")
-            except EngineUnavailable as error:
-                reason = error
-            finally:
-                if self._finish is None or self._finish.get("type") == "abort":
-                    await asyncio.shield(desk.engine.abort(rid))
-            constrained = "json_schema" in applied
-            if time.monotonic() > deadline or (constrained and len(self._reading.output_ids)):
-                raise reason
-            await asyncio.sleep(min(0.2, desk.wait / 10))
-
-    @property
-    def _applied(self) -> dict[str, Any]:  # Any: JSON
-        room = self._desk.described.context - len(self._prompt) if self._desk.described else 1
-        seed = f"{self._incoming.session.session_id}\0{self._ordinal}"
-        return self._desk.sampling.applied(self.request.sampling, room, self._desk.template.stop_ids, seed)
-
-    def _take(self, sample: Sample) -> None:
-        if len(sample.ids) and self._first_ns is None:
-            self._first_ns = time.time_ns()
-        self._logprobs.append(sample.logprobs)
-        self._cached = max(self._cached, sample.cached_tokens)
-        if sample.finish is not None:
-            self._finish = sample.finish
-            self._spans += sample.versions
-            self._mixed |= len({span.version for span in sample.versions}) > 1
+    def _begin(self, described: Description) -> Generation:
+        desk, room = self._desk, described.context - len(self._prompt.ids)
+        applied = desk.sampling.applied(self.request.sampling, room, desk.template.stop_ids, self._seed)
+        self._generation = Generation(desk.engine, self._prompt.ids, applied, desk.wait)
+        return self._generation
 
     async def _rerendered(self) -> Tokens | None:
         """What a plain re-render of the harness's history gives; made while the engine samples."""
@@ -434,59 +240,45 @@ class Call:
 
     # -- recording
 
-    async def _record_reply(self, rendered: Tokens | None) -> Answered:
-        desk = self._desk
+    async def _record_reply(self, generation: Generation, rendered: Tokens | None) -> Answered:
+        desk, request = self._desk, self.request
         parts = self._minted(await desk.tokens(self._reading.finish))
-        output = self._reading.output_ids
-        finish = _finish(self._finish, parts)
-        reply = Reply(self._reply_id, parts, finish, self._usage(output, parts))
-        history = history_keys(self.request.messages)
+        usage = self._usage(generation, parts)
+        reply = Reply(self._reply_id, parts, finish_of(generation.finish, parts), usage)
+        history = history_keys(request.messages)
         key = extend_key(history[-1] if history else b"", reply.message)
-        reason = desk.sampling.untrainable(self.request.sampling) or ("mixed_kv" if self._mixed else None)
-        if self._row["kind"] == "foreign":
-            reason = "foreign"
-        row = (
-            self._row
-            | self._sampled_row()
-            | {
-                "status": "completed",
-                "trainable": reason is None,
-                "untrainable_reason": reason,
-                "finish": finish,
-                "history_key": key,
-                "rerender_shared": None if rendered is None else shared_prefix(rendered, self._prompt),
-                "reply": json.dumps([part_json(p) for p in parts]),
-                "answer": json.dumps(self._incoming.dialect.encode(self.request, reply)),
-            }
-        )
+        reason = self._untrainable(generation)
+        row = self._row | generation.columns()
+        row |= {
+            "status": "completed",
+            "trainable": reason is None,
+            "untrainable_reason": reason,
+            "finish": reply.finish,
+            "client_delivered": False,
+            "rerender_shared": None if rendered is None else shared_prefix(rendered, self._prompt.ids),
+            "history_key": key,
+            "reply": json.dumps([part_json(p) for p in parts]),
+            "answer": json.dumps(self._incoming.dialect.encode(request, reply)),
+            "ended_ns": time.time_ns(),
+        }
         await desk.journal.finish([row])
-        tip = Tip(self._call_id, 0, self._prompt, output, key, tools_key(self.request.tools), self._body)
-        desk.tips.add(self._incoming.session.session_id, tip)
+        tools, ids = tools_key(request.tools), self._prompt.ids
+        tip = Tip(row["call_id"], 0, ids, generation.output_ids, key, tools, self._body)
+        desk.tips.add(self._session_id, tip)
         return Answered(reply, row)
 
     async def _record_end(self, status: str, error: PolarError | None) -> None:
-        row = self._row | self._sampled_row() | {"status": status, "trainable": False, "untrainable_reason": status}
+        row = self._row | (self._generation.columns() if self._generation else {})
+        row |= {"status": status, "untrainable_reason": status, "client_delivered": False, "ended_ns": time.time_ns()}
         if error is not None:
             row |= {"error_kind": error.kind, "error": str(error)}
-        if error is None or error.kind != "journal_error":
+        with suppress(JournalError):  # a broken journal keeps the begin record: the call is found as lost
             await asyncio.shield(self._desk.journal.finish([row]))
 
-    def _sampled_row(self) -> dict[str, Any]:  # Any: a row
-        output = self._reading.output_ids
-        logprobs = np.concatenate(self._logprobs) if self._logprobs else np.empty(0, np.float32)
-        applied = self._applied if self._desk.described else {}
-        return {
-            "output_ids": output,
-            "logprobs": logprobs,
-            "versions": [asdict(span) for span in self._spans],
-            "temperature": applied.get("temperature"),
-            "sampling_applied": json.dumps(applied),
-            "engine_finish": json.dumps(self._finish) if self._finish else None,
-            "cached_tokens": self._cached,
-            "client_delivered": False,
-            "first_token_ns": self._first_ns,
-            "ended_ns": time.time_ns(),
-        }
+    def _untrainable(self, generation: Generation) -> str | None:
+        if self._row["kind"] == "foreign":
+            return "foreign"
+        return self._desk.sampling.untrainable(self.request.sampling) or ("mixed_kv" if generation.mixed_kv else None)
 
     def _minted(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         """Give the tool calls the ids that the harness must echo."""
@@ -496,23 +288,25 @@ class Call:
             for index, part in enumerate(parts)
         )
 
-    def _usage(self, output: Tokens, parts: tuple[Part, ...]) -> Usage:
+    def _usage(self, generation: Generation, parts: tuple[Part, ...]) -> Usage:
         reasoning = "".join(p.text for p in parts if isinstance(p, Reasoning))
+        sampled = len(generation.output_ids)
         spent = len(self._desk.template.encode(reasoning)) if reasoning else 0
-        return Usage(len(self._prompt), self._cached, len(output), min(spent, len(output)))
+        return Usage(len(self._prompt.ids), generation.cached_tokens, sampled, min(spent, sampled))
 
 
 async def _given(answered: Answered) -> Answered:
     return answered
 
 
-def _shifted(sample: Sample, offset: int) -> Sample:
-    """A sample of a resumed generation, its spans counted from the beginning of the whole output."""
-    spans = tuple(Span(s.start + offset, s.end + offset, s.version) for s in sample.versions)
-    return replace(sample, versions=spans)
+def _digest(session_id: str, dialect: str, body: dict[str, Any]) -> bytes:  # Any: JSON
+    """What makes a request the repeat of another: everything but whether it is streamed."""
+    asked = {k: v for k, v in body.items() if k != "stream"}
+    return blake2b(json.dumps([session_id, dialect, asked], sort_keys=True).encode(), digest_size=16).digest()
 
 
-def _finish(engine: dict[str, Any] | None, parts: tuple[Part, ...]) -> Finish:  # Any: JSON
+def finish_of(engine: dict[str, Any] | None, parts: tuple[Part, ...]) -> Finish:  # Any: JSON
+    """What the harness is told: a cut reply is `length` even when a tool call stands in it."""
     if engine is not None and engine.get("type") == "length":
         return "length"
     return "tool_calls" if any(isinstance(p, ToolCall) for p in parts) else "stop"
@@ -523,52 +317,3 @@ def shared_prefix(a: Tokens, b: Tokens) -> int:
     length = min(len(a), len(b))
     different = np.flatnonzero(a[:length] != b[:length])
     return int(different[0]) if len(different) else length
-
-
-# --- rows ---------------------------------------------------------------------------------------------------------
-
-
-def _first_row(desk: Desk, incoming: Incoming, call_id: str) -> dict[str, Any]:  # Any: a row
-    return {
-        "run_id": desk.run_id,
-        "call_id": call_id,
-        "choice": 0,
-        "session_id": incoming.session.session_id,
-        "group_id": incoming.session.group_id,
-        "dialect": incoming.dialect.name,
-        "host": incoming.host,
-        "path": incoming.path,
-        "user_agent": incoming.headers.get("user-agent"),
-        "began_ns": time.time_ns(),
-    }
-
-
-def _request_row(desk: Desk, request: Conversation) -> dict[str, Any]:  # Any: a row
-    return {
-        "model": request.model,
-        "stream": request.stream,
-        "thread_id": request.thread,
-        "sampling_asked": json.dumps(asdict(request.sampling)),
-        "fidelity": list(request.fidelity),
-        "tools_key": tools_key(request.tools),
-    }
-
-
-def _prompt_row(
-    prompt: Tokens, parent: Parent | None, root: RootReason | None, request: Conversation, body: dict[str, Any]
-) -> dict[str, Any]:  # Any: JSON, a row
-    shared = parent.tip.tokens if parent else 0
-    known = parent.messages if parent else 0
-    return {
-        "parent_call_id": parent.tip.call_id if parent else None,
-        "parent_choice": parent.tip.choice if parent else None,
-        "parent_evidence": parent.evidence if parent else None,
-        "root_reason": root,
-        "prompt_len": len(prompt),
-        "prompt_shared": shared,
-        "prompt_suffix": prompt[shared:],
-        "prompt_hash": token_hash(prompt),
-        "messages": json.dumps([message_json(m) for m in request.messages[known:]]),
-        "tools": None if parent else json.dumps([asdict(t) for t in request.tools]),
-        "request": json.dumps(shrink(body, parent.tip.body if parent else None)),
-    }

@@ -1,0 +1,95 @@
+"""The columns of a call's row, as far as the request and its prompt determine them. Pure.
+
+Invariant: no credential, cookie or query string is in a row; what a request shares with its parent is not stored again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from polar_mitm.conversation import Conversation, message_json, tools_key
+from polar_mitm.errors import PolarError
+from polar_mitm.identity import Parent, RootReason, Session
+from polar_mitm.journal import shrink
+from polar_mitm.rows import token_hash
+from polar_mitm.tokens import Tokens
+from polar_mitm.wire import Dialect
+
+Row = dict[str, Any]  # Any: a column's value, typed by rows.SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request as the gateway hands it over: its session is known, its credentials are gone."""
+
+    dialect: Dialect
+    session: Session
+    host: str
+    path: str
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+    """Decompressed."""
+
+
+def first_row(run_id: str, incoming: Incoming, call_id: str, now_ns: int) -> Row:
+    """What is known before the body is read."""
+    return {
+        "run_id": run_id,
+        "call_id": call_id,
+        "choice": 0,
+        "session_id": incoming.session.session_id,
+        "group_id": incoming.session.group_id,
+        "dialect": incoming.dialect.name,
+        "host": incoming.host,
+        "path": incoming.path,
+        "user_agent": incoming.headers.get("user-agent"),
+        "began_ns": now_ns,
+    }
+
+
+def request_row(request: Conversation) -> Row:
+    """What the decoded request says."""
+    return {
+        "model": request.model,
+        "stream": request.stream,
+        "thread_id": request.thread,
+        "sampling_asked": json.dumps(asdict(request.sampling)),
+        "fidelity": list(request.fidelity),
+        "tools_key": tools_key(request.tools),
+    }
+
+
+def prompt_row(
+    prompt: Tokens, parent: Parent | None, root: RootReason | None, request: Conversation, body: dict[str, Any]
+) -> Row:
+    """The prompt, and what of history, tools and body the parent does not hold already."""
+    shared = parent.tip.tokens if parent else 0
+    known = parent.messages if parent else 0
+    return {
+        "parent_call_id": parent.tip.call_id if parent else None,
+        "parent_choice": parent.tip.choice if parent else None,
+        "parent_evidence": parent.evidence if parent else None,
+        "root_reason": root,
+        "prompt_len": len(prompt),
+        "prompt_shared": shared,
+        "prompt_suffix": prompt[shared:],
+        "prompt_hash": token_hash(prompt),
+        "messages": json.dumps([message_json(m) for m in request.messages[known:]]),
+        "tools": None if parent else json.dumps([asdict(t) for t in request.tools]),
+        "request": json.dumps(shrink(body, parent.tip.body if parent else None)),
+    }
+
+
+def refused_row(error: PolarError, body: bytes) -> Row:
+    """What a request that never reached the engine adds: the whole body, and why."""
+    return {
+        "status": "refused",
+        "untrainable_reason": "failed",
+        "error_kind": error.kind,
+        "error": str(error),
+        "request": json.dumps(body.decode("utf-8", "replace")),
+    }
