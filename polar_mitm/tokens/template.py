@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from renderers import ParsedResponse, ParsedToolCall, Renderer, ToolCallParseStatus
 from renderers.base import load_tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from polar_mitm.conversation import Message, Part, Reasoning, Text, Tool, ToolCall, ToolResult, joined_text
 from polar_mitm.errors import BadRequest
@@ -41,7 +42,16 @@ def load(folder: str | Path) -> Template:
 
     Raises OSError or ValueError, as transformers does, when the folder holds no tokenizer.
     """
+    if _is_plain(Path(folder)):
+        return Template(PreTrainedTokenizerFast.from_pretrained(str(folder)))
     return Template(load_tokenizer(str(folder)))
+
+
+def _is_plain(folder: Path) -> bool:
+    """Whether tokenizer.json says everything. AutoTokenizer would import torch: 6 s and 700 MB in a proxy."""
+    config = folder / "tokenizer_config.json"
+    complete = (folder / "tokenizer.json").is_file() and config.is_file()
+    return complete and "auto_map" not in json.loads(config.read_text("utf-8"))
 
 
 class Template:
