@@ -1,0 +1,131 @@
+"""The environment variables under which an unmodified harness talks to a run's interceptor.
+
+Invariant: the same set works for every harness (no harness needs a variable of its own to be intercepted), and no
+variable holds a real key. It starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import certifi
+
+from polar_mitm import identity
+from polar_toolkit.errors import Refusal, UnreadableFile
+
+_BUNDLE = "ca-bundle.pem"
+_BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "CODEX_CA_CERTIFICATE")
+_KEY_VARIABLES = ("OPENAI_API_KEY", "CODEX_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY")
+_SYSTEM_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Arch
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
+    "/etc/ssl/cert.pem",  # Alpine, macOS
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """Where the interceptor of a run listens: the contents of RUN/proxy.json."""
+
+    host: str
+    port: int
+    ca: Path
+    """The interceptor's CA certificate, PEM."""
+    pid: int
+
+    def reachable(self, timeout_s: float = 2.0) -> bool:
+        """Whether something accepts connections there."""
+        try:
+            socket.create_connection((self.host, self.port), timeout_s).close()
+        except OSError:  # refused, unroutable or timed out: not reachable is the answer
+            return False
+        return True
+
+
+def read_proxy(run: Path) -> Proxy:
+    """The interceptor of a run. Raises Refusal when it never ran, UnreadableFile when the file is broken."""
+    path = run / "proxy.json"
+    if not path.is_file():
+        raise Refusal(
+            f"no interceptor has run for {run} ({path} is missing); start it with: "
+            f"mitmdump -s addons/polar.py --set polar_run={run} --set polar_engine=URL"
+        )
+    try:
+        info: dict[str, Any] = json.loads(path.read_text())  # Any: JSON values
+        host = "127.0.0.1" if info["host"] in ("", "0.0.0.0", "::", "*") else str(info["host"])
+        return Proxy(host, int(info["port"]), Path(info["ca"]), int(info["pid"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadableFile(f"{path} is malformed ({error!r}); restart the interceptor") from error
+
+
+def variables(run: Path, session: str | None, group: str | None) -> dict[str, str]:
+    """The variables for one session, registered by this call; without a session, the run's default one.
+
+    Writes RUN/ca-bundle.pem. Raises Refusal when the interceptor does not run or the name cannot be registered.
+    """
+    proxy = read_proxy(run)
+    if not proxy.reachable():
+        raise Refusal(
+            f"the interceptor of {run} does not run (nothing listens at {proxy.host}:{proxy.port}); start it with: "
+            f"mitmdump -s addons/polar.py --set polar_run={run} --set polar_engine=URL"
+        )
+    if session is None and group is not None:
+        raise Refusal(f"--group {group!r} needs --session: a group is made of named sessions")
+    url = f"http://{_credentials(run, session, group)}{proxy.host}:{proxy.port}"
+    bundle = str(write_bundle(run, proxy.ca))
+    local = "localhost,127.0.0.1,::1"
+    names = {"HTTPS_PROXY": url, "HTTP_PROXY": url, "NO_PROXY": local}
+    return {
+        **names,
+        **{name.lower(): value for name, value in names.items()},
+        "NODE_EXTRA_CA_CERTS": str(proxy.ca.resolve()),
+        "NODE_USE_ENV_PROXY": "1",
+        **dict.fromkeys(_BUNDLE_VARIABLES, bundle),
+        **dict.fromkeys(_KEY_VARIABLES, "dummy"),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+
+
+def write_bundle(run: Path, ca: Path) -> Path:
+    """RUN/ca-bundle.pem: the system's certificates and the interceptor's, since the variables replace the store."""
+    if not ca.is_file():
+        raise Refusal(f"the interceptor's certificate {ca} does not exist; restart the interceptor")
+    bundle = (run / _BUNDLE).resolve()
+    fresh = bundle.with_suffix(".tmp")
+    fresh.write_text(f"{_system_bundle().read_text().rstrip()}\n{ca.read_text()}")
+    fresh.replace(bundle)
+    return bundle
+
+
+def as_shell(names: dict[str, str]) -> str:
+    """Lines for `eval` in sh, bash and zsh."""
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in names.items())
+
+
+def as_env_file(names: dict[str, str]) -> str:
+    """Lines for `docker run --env-file`, which takes values as they are."""
+    return "".join(f"{name}={value}\n" for name, value in names.items())
+
+
+def _credentials(run: Path, session: str | None, group: str | None) -> str:
+    if session is None:
+        return ""
+    try:
+        secret = identity.register(run, session, group)
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+    return f"{quote(session, safe='')}:{quote(secret, safe='')}@"
+
+
+def _system_bundle() -> Path:
+    """Not through SSL_CERT_FILE: a shell that evaluated these variables before has it set to our own bundle."""
+    own = ssl.get_default_verify_paths().openssl_cafile
+    found = next((path for path in (own, *_SYSTEM_BUNDLES) if Path(path).is_file()), None)
+    return Path(found or certifi.where())
