@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import ipaddress
 import json
 import logging
 import os
@@ -53,6 +54,7 @@ class Polar:
         """Declare the options."""
         for name, kind, default, text in OPTIONS:
             loader.add_option(name, str if kind is float else kind, str(default) if kind is float else default, text)
+        ctx.options.update(**{k: v for k, v in _DEFAULTS.items() if not ctx.options.has_changed(k)})
         for name in _QUIET:
             logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -68,7 +70,6 @@ class Polar:
 
     async def running(self) -> None:
         """Open the run, start the gateway, and say where everything is."""
-        ctx.options.update(**{k: v for k, v in _DEFAULTS.items() if not ctx.options.has_changed(k)})
         try:
             options = self._options or self._read_options()
             self._options, self._run = options, await open_run(options)
@@ -96,6 +97,12 @@ class Polar:
     def http_connect(self, flow: http.HTTPFlow) -> None:
         """Remember whose connection this is: session and secret are the proxy URL's userinfo."""
         self._take_credentials(flow)
+
+    def client_connected(self, client: connection.Client) -> None:
+        """mitmdump listens everywhere unless told otherwise: other machines are let in only when it was told."""
+        host = str(client.peername[0]).removeprefix("::ffff:")
+        if not ctx.options.listen_host and not ipaddress.ip_address(host).is_loopback:
+            client.error = "polar: only this machine may connect; start mitmdump with --listen-host to let others in"
 
     def client_disconnected(self, client: connection.Client) -> None:
         """Forget it."""

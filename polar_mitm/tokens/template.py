@@ -102,9 +102,12 @@ class Template:
         if not self.bridges or any(m.role == "assistant" for m in history[new:]):
             return None
         fresh, specs = _plain(history)[_plain_length(history[:new]) :], _specs(tools)
-        if self._renderer is None:
-            return self._extend(prompt, output, difference.suffix_ids(self._tokenizer, fresh, specs))
-        done = self._renderer.bridge_to_next_turn(prompt.tolist(), output.tolist(), fresh, tools=specs)
+        try:
+            if self._renderer is None:
+                return self._extend(prompt, output, difference.suffix_ids(self._tokenizer, fresh, specs))
+            done = self._renderer.bridge_to_next_turn(prompt.tolist(), output.tolist(), fresh, tools=specs)
+        except Exception:  # noqa: BLE001 - templates and tokenizers raise anything; the full render then says why
+            return None
         if done is None:
             return None
         ids = np.asarray(done.token_ids, dtype=np.int32)
@@ -132,12 +135,17 @@ def _parsed(read: ParsedResponse, custom: set[str]) -> Parsed:
     if read.reasoning_content and read.reasoning_content.strip():
         parts.append(Reasoning(read.reasoning_content.strip()))
     text = read.content.strip()
-    broken = [call.raw for call in read.tool_calls if call.status != ToolCallParseStatus.OK]
-    text = "\n".join([text, *(f"<tool_call>\n{raw}\n</tool_call>" for raw in broken)]).strip()
+    broken = [_raw(call) for call in read.tool_calls if call.status != ToolCallParseStatus.OK]
+    text = "\n".join([text, *broken]).strip()
     if text:
         parts.append(Text(text))
     parts += [_call(call, custom) for call in read.tool_calls if call.status == ToolCallParseStatus.OK]
     return Parsed(tuple(parts), read.reasoning_complete is False, bool(read.tool_calls))
+
+
+def _raw(call: ParsedToolCall) -> str:
+    cut = call.status == ToolCallParseStatus.UNCLOSED_BLOCK
+    return f"<tool_call>\n{call.raw}" if cut else f"<tool_call>\n{call.raw}\n</tool_call>"
 
 
 def _call(call: ParsedToolCall, custom: set[str]) -> ToolCall:
