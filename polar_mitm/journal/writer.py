@@ -208,7 +208,10 @@ class Journal:
     def _rotate(self) -> None:
         """Go on in a new part, which carries the unfinished calls over, and seal the full one meanwhile."""
         full, self._part = self._part, self._next_part()
-        self._sealed.append(self._sealer.submit(full.seal, lost=False))
+        try:
+            self._sealed.append(self._sealer.submit(full.seal, lost=False))
+        except RuntimeError:  # the interpreter is ending and starts no threads: recovery seals it
+            full.release()
 
     def _next_part(self) -> _Part:
         path = self._folder / f"{self.writer}-{next(self._numbers):06d}.journal"
