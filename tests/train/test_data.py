@@ -1,0 +1,130 @@
+"""Reading batch Parquet: what enters, and the sentence for each thing that does not."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from polar_train.data import read_batches
+from polar_train.errors import BadInput
+
+
+def test_a_row_keeps_its_tokens_as_int32_buffers(write, draw):
+    """Token ids and positions arrive as numpy int32, in the order of the file."""
+    first, second = draw(30, 12)
+    (row,) = read_batches(write([first, second]))
+    assert row.input_ids_T.dtype == row.position_ids_T.dtype == row.lengths.dtype == np.int32
+    assert np.array_equal(row.input_ids_T, np.concatenate([first.ids, second.ids]))
+    assert row.lengths.tolist() == [30, 12]
+    assert row.trajectory_ids == ("t0", "t1")
+
+
+def test_versions_are_those_of_trained_tokens(write, draw):
+    """The empty version of tokens off the mask is not a version."""
+    (row,) = read_batches(write(draw(30)))
+    assert row.versions == {"v1"}
+
+
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path, as_batch, draw):
+    """Rows of several files and row groups come in order, each with its own cells."""
+    table = as_batch(*[[one] for one in draw(9, 8, 7, 6)])
+    pq.write_table(table.slice(0, 3), tmp_path / "a.parquet", row_group_size=1)
+    pq.write_table(table.slice(3), tmp_path / "b.parquet")
+    assert [len(row.input_ids_T) for row in read_batches(tmp_path)] == [9, 8, 7, 6]
+
+
+def test_large_lists_of_large_strings_are_the_same_contract(tmp_path, as_batch, draw):
+    """A writer that uses Arrow's 64-bit offsets writes the same batch."""
+    table = as_batch(draw(20))
+    versions = table.column("versions").cast(pa.large_list(pa.large_string()))
+    pq.write_table(table.set_column(table.column_names.index("versions"), "versions", versions), tmp_path / "a.parquet")
+    assert read_batches(tmp_path)[0].versions == {"v1"}
+
+
+def _changed(row: dict, name: str, index: int, value) -> dict:
+    cell = list(row[name])
+    cell[index] = value
+    return {**row, name: cell}
+
+
+FAULTS = {
+    "a nan logprob": ("old_logprobs", -1, float("nan"), "old_logprobs of .* is nan at token 29"),
+    "a positive logprob": ("old_logprobs", -1, 0.5, "old_logprobs of .* is 0.5 at token 29"),
+    "an infinite advantage": ("advantages", -1, float("inf"), "advantages of .* is inf"),
+    "a temperature of zero": ("temperature", -1, 0.0, "temperature of .* is 0.0"),
+    "a negative weight": ("loss_weight", -1, -1.0, "loss_weight of .* is -1.0"),
+    "a weight off the mask": ("loss_weight", 0, 0.5, r"loss_weight of .* is 0.5 at token 0 \(loss_mask 0\)"),
+    "a mask of two": ("loss_mask", -1, 2, "loss_mask of .* other than 0 and 1"),
+    "a first token that is trained": ("loss_mask", 0, 1, "first token of a trajectory"),
+    "positions that do not restart": ("position_ids", 3, 7, "position_ids of .* must restart at 0"),
+    "a negative id": ("input_ids", 2, -5, "input_ids of .* holds -5"),
+    "a length that is not the row's": ("lengths", 0, 29, "lengths of .* must be positive and add up to 30"),
+    "a null": ("advantages", 4, None, "advantages.* holds nulls"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_cell_is_named_with_its_value(tmp_path, as_batch, draw, fault):
+    """Each breach of the contract is one sentence that names file, row, column and value."""
+    name, index, value, sentence = FAULTS[fault]
+    table = as_batch(draw(30))
+    broken = pa.Table.from_pylist([_changed(table.to_pylist()[0], name, index, value)], schema=table.schema)
+    pq.write_table(broken, tmp_path / "broken.parquet")
+    with pytest.raises(BadInput, match=sentence):
+        read_batches(tmp_path)
+
+
+def test_columns_of_unequal_length_are_refused(tmp_path, as_batch, draw):
+    """Every per-token column has one entry a token."""
+    table = as_batch(draw(30))
+    row = table.to_pylist()[0]
+    broken = pa.Table.from_pylist([{**row, "advantages": row["advantages"][:-1]}], schema=table.schema)
+    pq.write_table(broken, tmp_path / "broken.parquet")
+    with pytest.raises(BadInput, match=r"advantages of .* row 0 has 29 entries, input_ids has 30"):
+        read_batches(tmp_path)
+
+
+def test_a_missing_column_is_named(tmp_path, as_batch, draw):
+    """A Parquet file of something else says which column it lacks."""
+    pq.write_table(as_batch(draw(30)).drop_columns(["loss_weight"]), tmp_path / "foreign.parquet")
+    with pytest.raises(BadInput, match=r"foreign.parquet' has no column 'loss_weight'"):
+        read_batches(tmp_path)
+
+
+def test_a_column_of_another_type_is_named_with_both_types(tmp_path, as_batch, draw):
+    """Ids as int64 are another contract."""
+    table = as_batch(draw(30))
+    wide = table.column("input_ids").cast(pa.list_(pa.int64()))
+    pq.write_table(table.set_column(0, "input_ids", wide), tmp_path / "wide.parquet")
+    with pytest.raises(BadInput, match=r"'input_ids' of .* is list<.*int64>, expected list<int32>"):
+        read_batches(tmp_path)
+
+
+def test_a_part_of_a_batch_is_refused(tmp_path, as_batch, draw):
+    """Weights are normalised over the whole batch, so half of it is seen by their sum."""
+    table = as_batch(*[[one] for one in draw(30, 30)])
+    pq.write_table(table.slice(0, 1), tmp_path / "half.parquet")
+    with pytest.raises(BadInput, match=r"adds up to 0.5\d*, not 1"):
+        read_batches(tmp_path)
+
+
+def test_a_truncated_file_is_refused(write, draw):
+    """A file cut short is one sentence that names it."""
+    folder = write(draw(30))
+    file = folder / "00000.parquet"
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(BadInput, match=r"00000.parquet' is not a readable Parquet file"):
+        read_batches(folder)
+
+
+def test_a_folder_without_batches_says_where_they_come_from(tmp_path):
+    """The remedy is in the sentence."""
+    with pytest.raises(BadInput, match="polar-toolkit merge"):
+        read_batches(tmp_path)
+
+
+def test_a_batch_without_rows_is_refused(tmp_path, as_batch):
+    """No rows is not an empty step."""
+    pq.write_table(as_batch(), tmp_path / "empty.parquet")
+    with pytest.raises(BadInput, match="holds no rows"):
+        read_batches(tmp_path)

@@ -1,0 +1,173 @@
+"""The step: what it learns, what does not change it, and when it refuses."""
+
+import json
+
+import pytest
+import torch
+
+from polar_train import grpo
+from polar_train.data import read_batches
+from polar_train.errors import BadInput, NothingLearned
+from polar_train.grpo import Settings, backward, lay_out, train, update
+from polar_train.model import load, token_logprobs
+
+CPU = torch.device("cpu")
+
+
+def silent(_done: int, _planned: int) -> None:
+    """Progress for tests."""
+
+
+@pytest.fixture
+def on_policy(tiny_model, draw):
+    """Trajectories whose old logprobs are the tiny model's own, as an exact engine would record them."""
+    model = load(tiny_model, CPU)
+
+    def make(*lengths, temperature=1.0):
+        drawn = draw(*lengths, temperature=temperature)
+        for one in drawn:
+            with torch.no_grad():
+                got = token_logprobs(
+                    model, torch.tensor(one.ids).long(), torch.arange(len(one.ids)), torch.tensor(one.mask).bool(),
+                    torch.full((len(one.ids),), temperature),
+                )  # fmt: skip
+            one.old[one.mask == 1] = got.numpy()
+        return drawn
+
+    return make
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_gap_to_the_sampling_policy_is_rounding(tiny_model, write, on_policy, temperature):
+    """On the policy that sampled, trainer and engine logprobs agree and nothing is clipped, at any temperature."""
+    rows = read_batches(write(on_policy(40, 25, temperature=temperature)))
+    (first,) = update(load(tiny_model, CPU), rows, Settings(), advance=silent)
+    assert first.gap_max < 1e-4
+    assert first.clip_share == 0
+
+
+def test_a_step_moves_logprobs_with_their_advantage(tiny_model, write, on_policy):
+    """After one step the trained tokens of the good trajectory are likelier, those of the bad one less so."""
+    good, bad = on_policy(40, 40)
+    good.advantage, bad.advantage = 1.0, -1.0
+    rows = read_batches(write([good], [bad]))
+    model = load(tiny_model, CPU)
+    passes = lay_out(rows, model)
+    update(model, rows, Settings(lr=1e-4), advance=silent)
+    change = []
+    for one in passes:
+        with torch.no_grad():
+            new = token_logprobs(model, one.input_ids_T, one.position_ids_T, one.loss_mask_T, one.temperature_T)
+        change.append((new - one.old_logprobs_L).sum().item())
+    assert change[0] > 0 > change[1]
+
+
+def test_how_a_batch_is_packed_changes_nothing(tiny_model, write, draw):
+    """One row of three trajectories and three rows of one give the same loss and gradient norm."""
+    drawn = draw(60, 31, 18)
+    packed = read_batches(write(drawn, folder="packed"))
+    separate = read_batches(write(*[[one] for one in drawn], folder="separate"))
+    ours = [update(load(tiny_model, CPU), rows, Settings(), advance=silent)[0] for rows in (packed, separate)]
+    assert ours[0].loss == pytest.approx(ours[1].loss, rel=1e-5)
+    assert ours[0].grad_norm == pytest.approx(ours[1].grad_norm, rel=1e-5)
+
+
+def test_later_steps_see_the_ratio_of_the_first(tiny_model, write, on_policy):
+    """With two steps the second starts away from the sampling policy."""
+    rows = read_batches(write(on_policy(40, 25)))
+    first, second = update(load(tiny_model, CPU), rows, Settings(lr=1e-4, steps=2), advance=silent)
+    assert first.gap_mean < 1e-4 < second.gap_mean
+    assert second.loss < first.loss
+
+
+def test_steps_beyond_the_clip_are_an_error(tiny_model, write, on_policy):
+    """When a step was so large that every token is clipped, the sentence says so."""
+    rows = read_batches(write(on_policy(40, 25)))
+    with pytest.raises(NothingLearned, match="the clip holds back 24 of 24 tokens"):
+        update(load(tiny_model, CPU), rows, Settings(lr=1e-3, steps=2), advance=silent)
+
+
+def test_recomputed_activations_give_the_same_gradient(tiny_model, write, draw):
+    """A pass above the limit keeps no activations and yields the same gradient."""
+    length = grpo.RECOMPUTE_ABOVE + 8
+    model = load(tiny_model, CPU).train()
+    (one,) = lay_out(read_batches(write(draw(length))), model)
+    backward(model, one, Settings())
+    assert model.is_activation_checkpointing
+    recomputed = [p.grad.clone() for p in model.parameters()]
+    model.activation_checkpointing_disable()
+    model.zero_grad()
+    got = token_logprobs(model, one.input_ids_T, one.position_ids_T, one.loss_mask_T, one.temperature_T)
+    grpo.grpo_loss(got, one.old_logprobs_L, one.advantages_L, one.weights_L, clip_low=0.2, clip_high=0.28)[0].backward()
+    assert all(torch.allclose(a, p.grad, atol=1e-6) for a, p in zip(recomputed, model.parameters(), strict=True))
+
+
+def test_trajectories_without_advantage_count_but_have_no_gradient(tiny_model, write, draw):
+    """Skipping their backward pass leaves the gradient as it was, and their tokens in the figures."""
+    drawn = draw(40, 30)
+    drawn[1].advantage = 0.0
+    rows = read_batches(write([drawn[0]], [drawn[1]]))
+    (seen,) = update(load(tiny_model, CPU), rows, Settings(), advance=silent)
+    assert seen.tokens == sum(int(one.mask.sum()) for one in drawn)
+    assert seen.grad_norm > 0
+
+
+def test_progress_counts_every_pass(tiny_model, write, draw):
+    """The caller sees done and planned passes over all steps."""
+    seen = []
+    rows = read_batches(write(draw(40, 30)))
+    update(load(tiny_model, CPU), rows, Settings(steps=2), advance=lambda done, planned: seen.append((done, planned)))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_train_writes_its_figures_beside_the_weights(tiny_model, write, draw, tmp_path):
+    """train.json holds the settings, the versions that sampled, and the figures of each update."""
+    report = train(write(draw(40, 30)), tiny_model, tmp_path / "new", Settings(), advance=silent)
+    written = json.loads((tmp_path / "new" / "train.json").read_text())
+    assert written == json.loads(json.dumps(report.as_dict()))
+    assert written["versions"] == ["v1"]
+    assert written["updates"][0]["grad_norm"] > 0
+    assert written["trajectories"] == 2
+
+
+def test_no_trainable_token_is_an_error(tiny_model, write, draw, tmp_path):
+    """A batch whose mask is empty writes no checkpoint."""
+    drawn = draw(40)
+    drawn[0].mask[:] = 0
+    with pytest.raises(NothingLearned, match="no trainable token"):
+        train(write(drawn), tiny_model, tmp_path / "new", Settings(), advance=silent)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_zero_gradient_is_an_error(tiny_model, write, draw, tmp_path):
+    """Equal rewards in every group write no checkpoint."""
+    drawn = draw(40, 30)
+    for one in drawn:
+        one.advantage = 0.0
+    with pytest.raises(NothingLearned, match="gradient norm is 0"):
+        train(write(drawn), tiny_model, tmp_path / "new", Settings(), advance=silent)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_loss_that_is_not_finite_is_an_error(tiny_model, write, draw, tmp_path):
+    """A ratio that overflows names the gap that made it."""
+    drawn = draw(40)
+    drawn[0].old[:] = -1000.0
+    drawn[0].advantage = -1.0
+    with pytest.raises(NothingLearned, match="is not finite: the largest gap"):
+        train(write(drawn), tiny_model, tmp_path / "new", Settings(), advance=silent)
+
+
+def test_ids_beyond_the_vocabulary_are_refused(tiny_model, write, draw, tmp_path):
+    """A batch of another model is told by its ids."""
+    drawn = draw(40)
+    drawn[0].ids[3] = 5000
+    with pytest.raises(BadInput, match="token id 5000, the model's vocabulary has 320"):
+        train(write(drawn), tiny_model, tmp_path / "new", Settings(), advance=silent)
+
+
+def test_an_existing_checkpoint_is_refused_before_any_work(tiny_model, tmp_path):
+    """Not even the batch is read."""
+    (tmp_path / "new").mkdir()
+    with pytest.raises(BadInput, match="exists and is not overwritten"):
+        train(tmp_path / "nowhere", tiny_model, tmp_path / "new", Settings(), advance=silent)

@@ -1,0 +1,205 @@
+"""Batch Parquet to rows of numpy buffers: the one door through which training data enters.
+
+Invariant: a `Row` that left this module obeys the whole contract of its columns (types, lengths, positions, mask,
+finite numbers), and the loss weights of all rows add up to 1. Token ids are never Python lists. It does not know the
+model: whether ids fit a vocabulary is asked by the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polar_train.errors import BadInput
+
+Int_T = npt.NDArray[np.int32]
+Float_T = npt.NDArray[np.float32]
+Mask_T = npt.NDArray[np.bool_]
+
+TOKEN_COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
+    ("input_ids", pa.int32()),
+    ("position_ids", pa.int32()),
+    ("loss_mask", pa.uint8()),
+    ("old_logprobs", pa.float32()),
+    ("advantages", pa.float32()),
+    ("versions", pa.string()),
+    ("temperature", pa.float32()),
+    ("loss_weight", pa.float32()),
+)
+"""Columns with one entry a token."""
+
+TRAJECTORY_COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
+    ("session_ids", pa.string()),
+    ("group_ids", pa.string()),
+    ("trajectory_ids", pa.string()),
+    ("lengths", pa.int32()),
+)
+"""Columns with one entry a packed trajectory."""
+
+WEIGHT_TOLERANCE = 1e-3
+"""How far the loss weights of a whole batch may add up from 1 (they are stored as float32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One packed row: trajectories one after the other, each with positions from 0."""
+
+    input_ids_T: Int_T
+    position_ids_T: Int_T
+    loss_mask_T: Mask_T
+    """True on sampled tokens that are trained here; each is predicted by the token before it."""
+    old_logprobs_T: Float_T
+    """log_softmax(logits / temperature) at sampling time; 0 off the mask."""
+    advantages_T: Float_T
+    temperature_T: Float_T
+    loss_weight_T: Float_T
+    """Normalised over the whole batch: loss = sum(weight * token loss)."""
+    lengths: Int_T
+    """Tokens of each packed trajectory."""
+    trajectory_ids: tuple[str, ...]
+    versions: frozenset[str]
+    """Weight versions that sampled the trained tokens."""
+
+    @property
+    def trained(self) -> int:
+        """Tokens that bear loss."""
+        return int(self.loss_mask_T.sum())
+
+
+def read_batches(batches: Path) -> list[Row]:
+    """All rows of a Parquet file, or of the `*.parquet` files of a folder, in the order of their names.
+
+    Raises BadInput, naming the file, the column and the row, when they do not follow the batch contract.
+    """
+    rows = [row for file in _files(batches) for row in _read_file(file)]
+    if not rows:
+        raise BadInput(f"{str(batches)!r} holds no rows: give rewards to the sessions and run `polar-toolkit batch`")
+    total = sum(float(row.loss_weight_T.sum(dtype=np.float64)) for row in rows)
+    trained = sum(row.trained for row in rows)
+    if trained and abs(total - 1) > WEIGHT_TOLERANCE:
+        raise BadInput(
+            f"loss_weight of {str(batches)!r} adds up to {total:.6f}, not 1: pass the whole batch, not a part"
+        )
+    return rows
+
+
+def _files(batches: Path) -> list[Path]:
+    if batches.is_file():
+        return [batches]
+    files = sorted(batches.glob("*.parquet")) if batches.is_dir() else []
+    if not files:
+        raise BadInput(
+            f"no batches at {str(batches)!r}: give a Parquet file or the `batches` folder that "
+            "`polar-toolkit merge` writes once rewards exist"
+        )
+    return files
+
+
+def _read_file(file: Path) -> Iterator[Row]:
+    try:
+        table = pq.read_table(file)
+    except (pa.ArrowInvalid, OSError) as error:  # truncated, foreign or unreadable: said as one sentence
+        raise BadInput(f"{str(file)!r} is not a readable Parquet file: {error}") from error
+    columns = {name: _column(table, name, kind, file) for name, kind in TOKEN_COLUMNS + TRAJECTORY_COLUMNS}
+    for index in range(table.num_rows):
+        yield _row({name: column.cells(index) for name, column in columns.items()}, f"{str(file)!r} row {index}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A list column as one flat array and the offsets of its cells."""
+
+    values: pa.Array
+    offsets: npt.NDArray[np.int64]
+
+    def cells(self, index: int) -> pa.Array:
+        """The list at a row, without copying."""
+        start, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        return self.values.slice(start, end - start)
+
+
+def _column(table: pa.Table, name: str, kind: pa.DataType, file: Path) -> _Column:
+    if name not in table.column_names:
+        raise BadInput(f"{str(file)!r} has no column {name!r}: it is not a batch of `polar-toolkit batch`")
+    stored = table.schema.field(name).type
+    listed = pa.types.is_list(stored) or pa.types.is_large_list(stored)
+    if not listed or not _same_kind(stored.value_type, kind):
+        raise BadInput(f"column {name!r} of {str(file)!r} is {stored}, expected list<{kind}>")
+    lists = table.column(name).cast(pa.large_list(kind)).combine_chunks()
+    array: pa.LargeListArray = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
+    if array.null_count or array.flatten().null_count:
+        raise BadInput(f"column {name!r} of {str(file)!r} holds nulls; every token needs a value")
+    return _Column(array.values, array.offsets.to_numpy())
+
+
+def _same_kind(stored: pa.DataType, expected: pa.DataType) -> bool:
+    return stored == expected or (pa.types.is_large_string(stored) and pa.types.is_string(expected))
+
+
+def _row(cells: dict[str, pa.Array], where: str) -> Row:
+    lengths = cells["lengths"].to_numpy()
+    _check_lengths(cells, lengths, where)
+    mask_T = cells["loss_mask"].to_numpy()
+    if not np.isin(mask_T, (0, 1)).all():
+        raise BadInput(f"loss_mask of {where} holds values other than 0 and 1")
+    row = Row(
+        input_ids_T=cells["input_ids"].to_numpy(),
+        position_ids_T=cells["position_ids"].to_numpy(),
+        loss_mask_T=mask_T.astype(np.bool_),
+        old_logprobs_T=cells["old_logprobs"].to_numpy(),
+        advantages_T=cells["advantages"].to_numpy(),
+        temperature_T=cells["temperature"].to_numpy(),
+        loss_weight_T=cells["loss_weight"].to_numpy(),
+        lengths=lengths,
+        trajectory_ids=tuple(cells["trajectory_ids"].to_pylist()),
+        versions=frozenset(cells["versions"].filter(pa.array(mask_T.astype(np.bool_))).unique().to_pylist()),
+    )
+    _check_layout(row, where)
+    _check_numbers(row, where)
+    return row
+
+
+def _check_lengths(cells: dict[str, pa.Array], lengths: Int_T, where: str) -> None:
+    tokens = len(cells["input_ids"])
+    for name, _ in TOKEN_COLUMNS:
+        if len(cells[name]) != tokens:
+            raise BadInput(f"{name} of {where} has {len(cells[name])} entries, input_ids has {tokens}")
+    for name, _ in TRAJECTORY_COLUMNS:
+        if len(cells[name]) != len(lengths):
+            raise BadInput(f"{name} of {where} has {len(cells[name])} entries, lengths has {len(lengths)}")
+    if (lengths < 1).any() or int(lengths.sum()) != tokens:
+        raise BadInput(
+            f"lengths of {where} must be positive and add up to {tokens} tokens, they add up to {lengths.sum()}"
+        )
+
+
+def _check_layout(row: Row, where: str) -> None:
+    starts = np.cumsum(row.lengths) - row.lengths
+    expected_T = np.arange(len(row.input_ids_T)) - np.repeat(starts, row.lengths)
+    if not np.array_equal(row.position_ids_T, expected_T):
+        raise BadInput(f"position_ids of {where} must restart at 0 at each of its {len(row.lengths)} trajectories")
+    if row.loss_mask_T[starts].any():
+        raise BadInput(f"loss_mask of {where} marks the first token of a trajectory, which nothing predicts")
+    if (row.input_ids_T < 0).any():
+        raise BadInput(f"input_ids of {where} holds {int(row.input_ids_T.min())!r}; a token id is at least 0")
+
+
+def _check_numbers(row: Row, where: str) -> None:
+    off_T = ~row.loss_mask_T
+    faults = {
+        "old_logprobs": ~np.isfinite(row.old_logprobs_T) | (row.old_logprobs_T > 0),
+        "advantages": ~np.isfinite(row.advantages_T),
+        "temperature": ~np.isfinite(row.temperature_T) | (row.temperature_T <= 0),
+        "loss_weight": ~np.isfinite(row.loss_weight_T) | (row.loss_weight_T < 0) | (off_T & (row.loss_weight_T != 0)),
+    }
+    for name, fault_T in faults.items():
+        if fault_T.any():
+            at = int(fault_T.argmax())
+            value = float(getattr(row, f"{name}_T")[at])
+            raise BadInput(f"{name} of {where} is {value!r} at token {at} (loss_mask {int(row.loss_mask_T[at])})")

@@ -1,0 +1,196 @@
+"""One GRPO update, read from top to bottom: batches in, a checkpoint and its figures out.
+
+Invariant: the gradient is of the loss over the *whole* batch, whatever the rows and however they are laid out; a
+checkpoint is written only after a step whose loss and gradient are finite and whose gradient is not zero.
+It does not sample, score or talk to an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from polar_train.data import Row, read_batches
+from polar_train.errors import BadInput, NothingLearned
+from polar_train.model import load, packs, token_logprobs
+from polar_train.objective import Metrics, grpo_loss, total
+from polar_train.packing import Pass, split, to_pass
+from polar_train.weights import check_free, save_checkpoint
+
+RECOMPUTE_ABOVE = 2048
+"""Passes of more tokens recompute activations in the backward pass: a third more time, a fraction of the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a step may be told."""
+
+    lr: float = 1e-6
+    """Learning rate of AdamW; no weight decay."""
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    steps: int = 1
+    """Updates from this batch, each over the whole of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Figures of one update, taken before the weights changed."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    gap_mean: float
+    """Mean |logprob(train) - logprob(engine)| over the trained tokens."""
+    gap_max: float
+    clip_share: float
+    tokens: int
+    """Tokens that bear loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run of `train` did; written as train.json into the checkpoint."""
+
+    model: str
+    batches: str
+    rows: int
+    trajectories: int
+    versions: list[str]
+    """Weight versions that sampled the trained tokens."""
+    settings: Settings
+    updates: list[Update]
+
+    def as_dict(self) -> dict[str, object]:
+        """The fields, nested ones too, as JSON takes them."""
+        return asdict(self)
+
+
+def train(
+    batches: Path, model_folder: Path, out: Path, settings: Settings, *, advance: Callable[[int, int], None]
+) -> Report:
+    """Updates a model from batch Parquet and writes the checkpoint to `out`.
+
+    `advance(done, planned)` is called after every forward and backward pass. Raises BadInput before anything is
+    written, NothingLearned when there is no trained token, no gradient, or a number that is not finite.
+    """
+    check_free(out)
+    rows = read_batches(batches)
+    if not any(row.trained for row in rows):
+        raise NothingLearned(
+            f"no trainable token in {str(batches)!r}: `polar-toolkit stats` lists why each was left out"
+        )
+    model = load(model_folder)
+    _check_vocabulary(rows, model)
+    updates = update(model, rows, settings, advance=advance)
+    report = Report(
+        model=model_folder.name,
+        batches=batches.name,
+        rows=len(rows),
+        trajectories=sum(len(row.lengths) for row in rows),
+        versions=sorted(frozenset[str]().union(*(row.versions for row in rows))),
+        settings=settings,
+        updates=updates,
+    )
+    save_checkpoint(model, model_folder, out, report.as_dict())
+    return report
+
+
+def update(
+    model: PreTrainedModel, rows: list[Row], settings: Settings, *, advance: Callable[[int, int], None]
+) -> list[Update]:
+    """`settings.steps` updates of the model in place, each over all rows; see `train`."""
+    passes = lay_out(rows, model)
+    planned = len(passes) * settings.steps
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
+    model.train()
+    updates: list[Update] = []
+    for step in range(settings.steps):
+        parts: list[Metrics] = []
+        for index, one in enumerate(passes):
+            parts.append(backward(model, one, settings))
+            advance(step * len(passes) + index + 1, planned)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm).item()
+        updates.append(_update(total(parts), norm))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return updates
+
+
+def lay_out(rows: list[Row], model: PreTrainedModel) -> list[Pass]:
+    """The forward passes for rows on the model's device.
+
+    On a CPU, and for models that cannot pack, every trajectory is a pass of its own.
+    """
+    alone = model.device.type == "cpu" or not packs(model.config)
+    pieces = [piece for row in rows for piece in (split(row) if alone else (row,))]
+    return [to_pass(piece, model.device) for piece in pieces if piece.trained]
+
+
+def backward(model: PreTrainedModel, one: Pass, settings: Settings) -> Metrics:
+    """Adds the gradient of one pass to the model's, and gives its figures.
+
+    Where no token has an advantage the gradient is zero by the formula, and only the forward pass is made.
+    """
+    _recompute(model, wanted=len(one.input_ids_T) > RECOMPUTE_ABOVE)
+    with torch.set_grad_enabled(one.learns):
+        logprobs_L = token_logprobs(model, one.input_ids_T, one.position_ids_T, one.loss_mask_T, one.temperature_T)
+        loss, metrics = grpo_loss(
+            logprobs_L,
+            one.old_logprobs_L,
+            one.advantages_L,
+            one.weights_L,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+        )
+    if one.learns:
+        loss.backward()
+    return metrics
+
+
+def _recompute(model: PreTrainedModel, *, wanted: bool) -> None:
+    if wanted != model.is_activation_checkpointing:
+        if wanted:
+            model.activation_checkpointing_enable()
+        else:
+            model.activation_checkpointing_disable()
+
+
+def _update(metrics: Metrics, norm: float) -> Update:
+    if not torch.isfinite(torch.tensor([metrics.loss, norm])).all():
+        raise NothingLearned(
+            f"loss {metrics.loss!r} with gradient norm {norm!r} is not finite: the largest gap between trainer and "
+            f"engine logprobs is {metrics.gap_max!r}; was this batch sampled from this model?"
+        )
+    if norm == 0 and metrics.clipped:
+        raise NothingLearned(
+            f"the gradient norm is 0: the clip holds back {metrics.clipped} of {metrics.tokens} tokens; lower the "
+            "learning rate or the number of steps, or sample anew"
+        )
+    if norm == 0:
+        raise NothingLearned(
+            "the gradient norm is 0: all advantages are 0, which is so when the rewards of a group are equal"
+        )
+    return Update(
+        loss=metrics.loss,
+        grad_norm=norm,
+        gap_mean=metrics.gap_mean,
+        gap_max=metrics.gap_max,
+        clip_share=metrics.clip_share,
+        tokens=metrics.tokens,
+    )
+
+
+def _check_vocabulary(rows: list[Row], model: PreTrainedModel) -> None:
+    size: int = model.config.get_text_config().vocab_size
+    largest = max(int(row.input_ids_T.max()) for row in rows)
+    if largest >= size:
+        raise BadInput(
+            f"the batch holds token id {largest!r}, the model's vocabulary has {size}: it is another model's batch"
+        )
