@@ -1,0 +1,81 @@
+# The lines that people type and CI runs. `make` alone prints what each does.
+# Stamps keep every installation to once: it is done again only when its pins change.
+
+PY      := .venv/bin/python
+BIN     := .venv/bin
+QUIET   := $(shell [ -t 2 ] || echo -q)
+PYTHONS := 3.13 3.14 3.12
+MODELS  := smollm2-135m-instruct qwen3-tokenizer tiny-qwen3
+HARNESS := $(CURDIR)/.harness/node_modules/.bin
+# Node 24 and the harnesses come first on PATH: the machine's own Node may be too old for them.
+WITH_HARNESSES := PATH="$(HARNESS):$(CURDIR)/$(BIN):$$PATH"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup harnesses models sglang demo test test-slow check docs bench constraints clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/.ready ## make .venv (Python 3.12 or newer) with everything that development needs
+
+harnesses: .harness/.ready ## install Codex, Claude Code, Pi and Node 24 at pinned versions into .harness
+
+models: setup ## fetch the small models and the tokenizer that the demo and the tests use (POLAR_CACHE, ~/.cache/polar-mitm)
+	@for model in $(MODELS); do $(BIN)/polar-train fetch $$model || exit 1; done
+
+sglang: .sglang/.ready ## make .sglang (Python 3.11): the real SGLang on a CPU, for make test-slow
+
+demo: setup harnesses models ## the whole loop on this machine: intercept, record, merge, train, serve new weights
+	@$(WITH_HARNESSES) $(PY) examples/demo.py
+
+test: setup harnesses models ## all tests but the slow ones
+	@$(WITH_HARNESSES) $(PY) -m pytest -q -m "not slow"
+
+test-slow: setup harnesses models sglang ## the slow tests: real SGLang, the demo, long runs
+	@$(WITH_HARNESSES) $(PY) -m pytest -q -m slow
+
+check: setup ## format, lint, types, import contracts, fresh docs, repository rules
+	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+	@$(PY) scripts/docs.py --check
+	@$(PY) -m pytest -q -s tests/test_repository.py
+
+docs: setup ## write the generated pages: docs/dataset.md, docs/cli.md, docs/options.md
+	@$(PY) scripts/docs.py
+
+bench: setup models ## print each benchmark's ratios
+	@for file in benchmarks/*.py; do echo "== $$file"; $(PY) "$$file" || exit 1; done
+
+constraints: setup ## rewrite constraints.txt from what is installed in .venv
+	@scripts/constraints.sh > constraints.new && mv constraints.new constraints.txt
+
+clean: ## remove what make installed and built; runs/ stays
+	rm -rf .venv .harness .sglang .cache dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+.venv/.ready: pyproject.toml constraints.txt
+	@python="$$(scripts/find_python.sh $(PYTHONS))" || exit 1; \
+	[ -x $(PY) ] || { echo "making .venv with $$python"; "$$python" -m venv .venv; }
+	@$(PY) -m pip install -qq "$$(grep '^uv==' constraints.txt)"
+	@echo "installing into .venv: torch makes it up to 3 GB to fetch, minutes the first time"
+	@$(BIN)/uv pip install $(QUIET) --python $(PY) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.harness/.ready: harness_images/package.json harness_images/package-lock.json
+	@command -v npm >/dev/null || { echo "npm is missing: install Node with npm, then try again"; exit 1; }
+	@echo "installing Node 24, Codex, Claude Code and Pi into .harness: 400 MB to fetch"
+	@mkdir -p .harness && cp harness_images/package.json harness_images/package-lock.json .harness
+	@npm ci --prefix .harness --omit=dev --no-audit --no-fund --loglevel=error
+	@scripts/check_harnesses.sh $(HARNESS)
+	@touch $@
+
+# SGLang is added without its dependencies, which are CUDA packages of several GB that a CPU never loads. pip installs
+# here, not uv: it takes a CPU build of torch where the machine's own pip configuration offers one.
+.sglang/.ready: tests/sglang/requirements.txt
+	@python="$$(scripts/find_python.sh 3.11)" || exit 1; \
+	[ -x .sglang/bin/python ] || { echo "making .sglang with $$python"; "$$python" -m venv .sglang; }
+	@echo "installing SGLang 0.5.23 for a CPU into .sglang: about 2 minutes"
+	@.sglang/bin/python -m pip install -qq -r tests/sglang/requirements.txt
+	@.sglang/bin/python -m pip install -qq --no-deps sglang==0.5.23
+	@touch $@

@@ -1,0 +1,105 @@
+"""Writes the pages that are generated from the code: docs/dataset.md, docs/cli.md and docs/options.md.
+
+Invariant: a page is a pure function of the code, so `--check` can tell a stale one by comparing bytes. It writes
+nothing else; all other pages are written by hand.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import typer
+from typer.cli import get_docs_for_click
+
+from polar_mitm.options import OPTIONS
+from polar_mitm.rows import COLUMNS, SCHEMA_VERSION
+
+DOCS = Path(__file__).parent.parent / "docs"
+NOTICE = "<!-- Made by `make docs` from {source}: change that, not this page. -->\n"
+COMMANDS = {"polar-toolkit": "polar_toolkit.cli", "polar-train": "polar_train.cli"}
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the pages, or with `--check` compares them; 1 when one is stale."""
+    stale: list[str] = []
+    for name, render in PAGES.items():
+        page, text = DOCS / name, render()
+        if page.exists() and page.read_text() == text:
+            continue
+        stale.append(f"docs/{name}")
+        if "--check" not in arguments:
+            page.write_text(text)
+    if stale:
+        print(("stale, run `make docs`: " if "--check" in arguments else "written: ") + ", ".join(stale))
+    return int(bool(stale) and "--check" in arguments)
+
+
+def dataset() -> str:
+    """The columns of the calls table."""
+    rows = "\n".join(f"| `{name}` | `{_type(kind)}` | {_cell(meaning)} |" for name, kind, meaning in COLUMNS)
+    return f"""{NOTICE.format(source="polar_mitm/rows.py")}
+# The calls table
+
+One row per (call, choice), in `calls/*.parquet` of a run folder, `schema_version` {SCHEMA_VERSION}. A session's order
+is (`writer`, `sequence`), never wall time. `polar_mitm.journal.read_calls(run)` reads sealed and live rows as one
+table.
+
+A run folder holds whatever the harness put into its prompts. Credentials of headers, cookies, URLs and proxies are
+never written, but a secret inside a prompt is data and stays: the folder is 0700, look before you share it.
+
+| column | type | meaning |
+| --- | --- | --- |
+{rows}
+"""
+
+
+def cli() -> str:
+    """The help of every command."""
+    return NOTICE.format(source="the commands' own help") + "\n# Command line\n\n" + "\n".join(_commands())
+
+
+def options() -> str:
+    """The options of interception."""
+    rows = "\n".join(f"| `{name}` | {_default(default)} | {_cell(text)} |" for name, _, default, text in OPTIONS)
+    return f"""{NOTICE.format(source="polar_mitm/options.py")}
+# Options of interception
+
+Given as `mitmdump -s addons/polar.py --set NAME=VALUE`, or without TLS as `python -m polar_mitm.gateway`, whose flags
+leave out `polar_`.
+
+| option | default | meaning |
+| --- | --- | --- |
+{rows}
+"""
+
+
+PAGES: dict[str, Callable[[], str]] = {"dataset.md": dataset, "cli.md": cli, "options.md": options}
+
+
+def _commands() -> Iterator[str]:
+    for name, module in COMMANDS.items():
+        command = typer.main.get_command(importlib.import_module(module).app)
+        context = typer.Context(command, info_name=name)
+        page = get_docs_for_click(obj=command, ctx=context, name=name).strip()
+        yield re.sub(r"^#", "##", page, flags=re.MULTILINE)
+
+
+def _type(kind: pa.DataType) -> str:
+    return str(kind).replace("item: ", "").replace("element: ", "")
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _default(value: object) -> str:
+    return f"`{value}`" if value != "" else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

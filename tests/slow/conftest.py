@@ -1,0 +1,38 @@
+"""The engines of the slow tests: a real SGLang for each way of streaming and an embedded engine, on SmolLM2-135M."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polar_train.small_models import fetch
+from tests.sglang.server import embedded, sglang
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct (`make models`)."""
+    return fetch("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def sglang_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of a real SGLang with its default, cumulative streams."""
+    with sglang(smollm2, tmp_path_factory.mktemp("sglang") / "log") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def sglang_incremental_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of a real SGLang that streams deltas, as `polar-train engine` starts it."""
+    with sglang(smollm2, tmp_path_factory.mktemp("sglang") / "log", "--incremental-streaming-output") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def embedded_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of the embedded engine."""
+    with embedded(smollm2, tmp_path_factory.mktemp("embedded") / "log") as url:
+        yield url
