@@ -22,7 +22,7 @@ from mitmproxy.addonmanager import Loader
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from polar_mitm.errors import EngineUnavailable, PolarError
-from polar_mitm.gateway import SECRET_HEADERS, Gateway, find_dialect, listen, not_found, server
+from polar_mitm.gateway import SECRET_HEADERS, Gateway, Server, find_dialect, listen, not_found, server
 from polar_mitm.options import OPTIONS, Options, Run, open_run, write_json
 
 _LOG = logging.getLogger("polar")
@@ -45,6 +45,7 @@ class Polar:
         self._gateway = ("127.0.0.1", 0)
         self._secret = secrets.token_urlsafe(18)
         self._credentials: dict[str, tuple[str, str]] = {}
+        self._server: Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
 
@@ -80,8 +81,8 @@ class Polar:
             return
         listener = listen("127.0.0.1", 0)
         self._gateway = listener.getsockname()
-        served = server(Gateway(self._run.desk, self._secret))
-        self._serving = asyncio.create_task(served.serve(sockets=[listener]))
+        self._server = server(Gateway(self._run.desk, self._secret))
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         self._ready.set()
         self._announce(options)
 
@@ -89,8 +90,8 @@ class Polar:
         """End and record what is in flight, seal the journal."""
         if self._run is not None:
             await self._run.close()
-        if self._serving is not None:
-            self._serving.cancel()
+        if self._server is not None:
+            self._server.should_exit = self._server.force_exit = True
 
     # -- traffic
 

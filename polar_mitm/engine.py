@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import httpx
@@ -45,7 +45,7 @@ class Sample:
     finish: dict[str, Any] | None = None  # Any: JSON
     """The engine's finish_reason on the last piece: {"type": "stop" | "length" | "abort", ...}."""
     versions: tuple[Span, ...] = ()
-    """On the last piece."""
+    """Of this attempt's tokens so far, this piece included."""
     cached_tokens: int = 0
 
 
@@ -166,20 +166,29 @@ class _Reader:
 
     def __init__(self) -> None:
         self._seen = 0
+        self._versions: tuple[Span, ...] = ()
         self.finished = False
 
     def take(self, data: str) -> Sample | None:
+        """The new piece of a chunk; raises EngineError or EngineUnavailable."""
         if data == "[DONE]":
             return None
-        chunk = json.loads(data)
+        try:
+            return self._sample(json.loads(data))
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"the engine's stream is not SGLang's: {data[:200]!r} ({error!r})") from error
+
+    def _sample(self, chunk: dict[str, Any]) -> Sample:  # Any: JSON
         if "error" in chunk:
-            raise _refusal(int(chunk["error"].get("code") or 500), data.encode())
+            code = chunk["error"].get("code") if isinstance(chunk["error"], dict) else None
+            raise _refusal(int(code or 500), json.dumps(chunk).encode())
         meta, ids = chunk["meta_info"], chunk["output_ids"]
         total = int(meta["completion_tokens"])
         new = total - self._seen
         triples = meta.get("output_token_logprobs") or []
         if len(ids) < new or len(triples) < new:
             raise EngineError(f"the engine reported {new} new tokens with {len(ids)} ids and {len(triples)} logprobs")
+        self._versions = _spans(meta, self._versions, self._seen, total)
         self._seen = total
         finish = meta.get("finish_reason")
         self.finished = finish is not None
@@ -187,16 +196,19 @@ class _Reader:
             np.asarray(ids[len(ids) - new :], dtype=np.int32),
             np.asarray([t[0] for t in triples[len(triples) - new :]], dtype=np.float32),
             finish,
-            _spans(meta, total) if finish else (),
+            self._versions,
             int(meta.get("cached_tokens") or 0),
         )
 
 
-def _spans(meta: dict[str, Any], total: int) -> tuple[Span, ...]:  # Any: JSON
-    spans = meta.get("weight_versions")
-    if spans:
+def _spans(meta: dict[str, Any], before: tuple[Span, ...], start: int, end: int) -> tuple[Span, ...]:  # Any: JSON
+    """The versions so far: the engine's own account where it gives one (SGLang on its last chunk), else by chunks."""
+    if spans := meta.get("weight_versions"):
         return tuple(Span(int(s["start"]), int(s["end"]), str(s["version"])) for s in spans)
-    return (Span(0, total, str(meta.get("weight_version", "default"))),)
+    version = str(meta.get("weight_version", "default"))
+    if before and before[-1].version == version:
+        return (*before[:-1], replace(before[-1], end=end))
+    return (*before, Span(start, end, version)) if end > start else before
 
 
 def _refusal(status: int, body: bytes) -> ContextOverflow | EngineError | EngineUnavailable:

@@ -14,6 +14,7 @@ import socket
 import sys
 import zlib
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from dataclasses import replace
 from hmac import compare_digest
 from typing import Any
 
@@ -58,24 +59,26 @@ class Gateway:
         body = await _read_body(receive)
         if body is None:
             return
+        try:
+            call = await self._open(dialect, path, headers, body)
+        except PolarError as error:
+            await _send_json(send, dialect.status(error), dialect.error(error))
+            return
+        await _until_gone(_deliver(call, dialect, send), receive)
+        call.leave()
+
+    async def _open(self, dialect: Dialect, path: str, headers: dict[str, str], body: bytes) -> Call:
+        """The call of a request. Raises PolarError, already recorded."""
         name, secret, host = self._claims(headers)
         kept = {k: v for k, v in headers.items() if k not in SECRET_HEADERS and not k.startswith("x-polar-")}
         incoming = Incoming(dialect, Session(name or "unknown"), host, path, kept, body)
         try:
             session = self._sessions.identify(name, secret)
             plain = _decompress(body, headers.get("content-encoding", ""))
-            incoming = Incoming(dialect, session, host, path, kept, plain)
         except (Unauthorized, BadRequest) as error:
             await refuse(self._desk, incoming, error)
-            await _send_json(send, dialect.status(error), dialect.error(error))
-            return
-        try:
-            call = await open_call(self._desk, incoming)
-        except PolarError as error:
-            await _send_json(send, dialect.status(error), dialect.error(error))
-            return
-        await _until_gone(_deliver(call, dialect, send), receive)
-        call.leave()
+            raise
+        return await open_call(self._desk, replace(incoming, session=session, body=plain))
 
     def _claims(self, headers: dict[str, str]) -> tuple[str | None, str | None, str]:
         """Session name, session secret and provider host that a request claims."""

@@ -78,7 +78,8 @@ class Generation:
             try:
                 async with aclosing(self._attempt()) as samples:
                     async for sample in samples:
-                        deadline = time.monotonic() + self._wait
+                        if len(sample.ids):  # an engine that aborts every attempt at once gets nowhere
+                            deadline = time.monotonic() + self._wait
                         yield sample.ids
                 if self.finish and self.finish.get("type") != "abort":
                     return
@@ -92,19 +93,23 @@ class Generation:
     async def _attempt(self) -> AsyncGenerator[Sample]:
         """One request to the engine, aborted there when it is not read to its end."""
         done, start, rid, ended = self.output_ids, self._length, uuid4().hex, False
+        earlier = self._spans
         applied = self.applied | {"max_new_tokens": int(self.applied["max_new_tokens"]) - start}
         try:
             prompt = np.concatenate([self._prompt, done])
             async with aclosing(self._engine.generate(prompt, applied, rid)) as samples:
                 async for sample in samples:
-                    self._take(sample, start)
+                    self._take(sample)
+                    self._spans = earlier + [
+                        replace(s, start=s.start + start, end=s.end + start) for s in sample.versions
+                    ]
                     ended = sample.finish is not None
                     yield sample
         finally:
             if not ended:
                 await asyncio.shield(self._engine.abort(rid))
 
-    def _take(self, sample: Sample, start: int) -> None:
+    def _take(self, sample: Sample) -> None:
         if len(sample.ids) and self._first_ns is None:
             self._first_ns = time.time_ns()
         self._ids.append(sample.ids)
@@ -113,5 +118,4 @@ class Generation:
         self._cached = max(self._cached, sample.cached_tokens)
         if sample.finish is not None:
             self.finish = sample.finish
-            self._spans += [replace(s, start=s.start + start, end=s.end + start) for s in sample.versions]
-            self.mixed_kv |= len({span.version for span in sample.versions}) > 1
+        self.mixed_kv |= len({span.version for span in sample.versions}) > 1

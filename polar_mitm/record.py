@@ -54,13 +54,18 @@ def first_row(run_id: str, incoming: Incoming, call_id: str, now_ns: int) -> Row
 def request_row(request: Conversation) -> Row:
     """What the decoded request says."""
     return {
-        "model": request.model,
+        "model": _storable(request.model),
         "stream": request.stream,
-        "thread_id": request.thread,
+        "thread_id": None if request.thread is None else _storable(request.thread),
         "sampling_asked": json.dumps(asdict(request.sampling)),
-        "fidelity": list(request.fidelity),
+        "fidelity": [_storable(name) for name in request.fidelity],
         "tools_key": tools_key(request.tools),
     }
+
+
+def _storable(text: str) -> str:
+    """Half characters, which JSON text can carry and UTF-8 cannot, as question marks."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def prompt_row(

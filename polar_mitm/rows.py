@@ -119,14 +119,16 @@ def full_prompts(table: pa.Table) -> dict[tuple[str, int], NDArray[np.int32]]:
     suffixes, outputs = (_buffers(table, name) for name in ("prompt_suffix", "output_ids"))
     index = {(row["call_id"], row["choice"]): i for i, row in enumerate(links)}
     prompts: dict[tuple[str, int], NDArray[np.int32]] = {}
+    todo = set(index)  # each call is looked at once, also when its root is missing
     for start in index:
         chain = [start]
-        while chain[-1] in index and chain[-1] not in prompts and links[index[chain[-1]]]["parent_call_id"]:
+        while chain[-1] in todo and links[index[chain[-1]]]["parent_call_id"]:
             parent = links[index[chain[-1]]]
             chain.append((parent["parent_call_id"], parent["parent_choice"]))
         for key in reversed(chain):
-            if key in prompts or key not in index:
+            if key not in todo:
                 continue
+            todo.remove(key)
             row, suffix = links[index[key]], suffixes[index[key]]
             parent_key = (row["parent_call_id"], row["parent_choice"])
             if row["parent_call_id"] is None:

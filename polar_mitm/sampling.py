@@ -7,6 +7,8 @@ logits and the temperature alone.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
@@ -14,6 +16,18 @@ from typing import Any
 from polar_mitm import conversation
 
 _MAX_NEW_TOKENS = 1 << 20
+_WHOLE = {"top_k", "max_new_tokens", "seed"}
+_LEGAL: dict[str, Callable[[float], bool]] = {  # as SGLang 0.5.23 checks them
+    "temperature": lambda value: 0 <= value < math.inf,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: value == -1 or value >= 1,
+    "min_p": lambda value: 0 <= value <= 1,
+    "frequency_penalty": lambda value: -2 <= value <= 2,
+    "presence_penalty": lambda value: -2 <= value <= 2,
+    "repetition_penalty": lambda value: 0 < value <= 2,
+    "max_new_tokens": lambda value: value >= 1,
+    "seed": lambda _: True,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +49,21 @@ class Sampling:
     @classmethod
     def parse(cls, text: str) -> Sampling:
         """From a JSON object; raises ValueError that names an unknown key or a value out of range."""
-        given: dict[str, Any] = json.loads(text or "{}")  # Any: JSON
-        if unknown := given.keys() - set(cls.__slots__):
-            raise ValueError(f"polar_sampling: unknown {sorted(unknown)}; known are {list(cls.__slots__)}")
-        sampling = cls(**given)
-        if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.max_new_tokens > 0):
-            raise ValueError(f"polar_sampling: value out of range in {given!r}")
-        return sampling
+        try:
+            given: Any = json.loads(text or "{}")  # Any: JSON
+        except ValueError as error:
+            raise ValueError(f"polar_sampling: {text!r} is not a JSON object: {error}") from error
+        if not isinstance(given, dict):
+            raise ValueError(f"polar_sampling: {text!r} is not a JSON object")
+        for key, value in given.items():
+            if key not in _LEGAL:
+                raise ValueError(f"polar_sampling: unknown {key!r}; known are {list(_LEGAL)}")
+            if isinstance(value, bool) or not isinstance(value, int if key in _WHOLE else int | float):
+                kind = "a whole number" if key in _WHOLE else "a number"
+                raise ValueError(f"polar_sampling: {key} is {value!r}, give {kind}")
+            if not _LEGAL[key](value):
+                raise ValueError(f"polar_sampling: {key} is {value!r}, out of range")
+        return cls(**given)
 
     def applied(
         self, asked: conversation.Sampling, room: int, stop_ids: tuple[int, ...], seed: str

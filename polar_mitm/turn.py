@@ -81,8 +81,13 @@ def parse_body(body: bytes) -> dict[str, Any]:  # Any: JSON
 
 def check_fits(prompt: Tokens, described: Description) -> None:
     """Raises ContextOverflow when no token could be sampled after this prompt."""
-    if len(prompt) >= described.context:
+    if _room(prompt, described) < 1:
         raise ContextOverflow(len(prompt), described.context)
+
+
+def _room(prompt: Tokens, described: Description) -> int:
+    """How many tokens may be sampled: SGLang keeps one position of the context free."""
+    return described.context - len(prompt) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,7 @@ class Call:
         self._reading = Reading(desk.template, prompt.ids, request.tools)
         self._generation: Generation | None = None
         self._task: asyncio.Task[Answered] | None = None
-        self._delivered = False
+        self._sampled = self._delivered = False
 
     # -- for the gateway
 
@@ -167,13 +172,17 @@ class Call:
         self._desk.note(self._note(self._task.result().row | {"client_delivered": True}))
 
     def leave(self) -> None:
-        """The client is gone: stop sampling, or keep a finished reply for its next try."""
+        """The client is gone: stop sampling, or keep a sampled reply for its next try."""
         task = self._task
         if self._delivered or task is None:
             return
-        if not task.done():
+        if self._sampled or task.done():
+            task.add_done_callback(self._keep)
+        else:
             task.cancel()
-        elif not task.cancelled() and task.exception() is None:
+
+    def _keep(self, task: asyncio.Task[Answered]) -> None:
+        if not task.cancelled() and task.exception() is None:
             self._desk.keep_undelivered(self._digest, task.result())
 
     # -- listening
@@ -217,6 +226,7 @@ class Call:
                 async for ids in pieces:
                     for news in await desk.tokens(self._reading.push, ids):
                         self._news.put_nowait(news)
+            self._sampled = True
             return await self._record_reply(generation, await audit if audit else None)
         except PolarError as error:
             await self._record_end("failed", error)
@@ -226,7 +236,7 @@ class Call:
             raise
 
     def _begin(self, described: Description) -> Generation:
-        desk, room = self._desk, described.context - len(self._prompt.ids)
+        desk, room = self._desk, _room(self._prompt.ids, described)
         applied = desk.sampling.applied(self.request.sampling, room, desk.template.stop_ids, self._seed)
         self._generation = Generation(desk.engine, self._prompt.ids, applied, desk.wait)
         return self._generation
