@@ -10,9 +10,10 @@ HARNESS := $(CURDIR)/.harness/node_modules/.bin
 # Node 24 and the harnesses come first on PATH: the machine's own Node may be too old for them.
 WITH_HARNESSES := PATH="$(HARNESS):$(CURDIR)/$(BIN):$$PATH"
 
-# Huge pages for malloc: on the virtual machines where this runs, page faults and TLB misses cost most of the time of
-# torch and of Python's imports (a 40 GFLOP product: 1.5 CPU-seconds without, 0.4 with; the proxy's imports: 22 and 5).
-export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
+# malloc in huge pages that keeps what it has: on the virtual machines where this runs, page faults and TLB misses cost
+# most of the time of torch and of imports (a pass of the trainer: 21 CPU-seconds without, 10 with; the proxy's imports:
+# 22 and 5).
+export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864
 
 .DEFAULT_GOAL := help
 .PHONY: help setup harnesses models sglang demo test test-slow check docs bench constraints clean

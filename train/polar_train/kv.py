@@ -151,6 +151,8 @@ def load_model(folder: Path) -> PreTrainedModel:
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"{str(folder)!r} lacks the weights {missing[:3]!r} and perhaps more")
     model = cast(PreTrainedModel, model.eval())
+    for parameter in model.parameters():  # out of the mapped file: memory in huge pages is read twice as fast (9.5 and
+        parameter.data = parameter.data.clone()  # 4.6 tokens/s of SmolLM2-135M on a 2-core virtual machine)
     forward(model, [Piece(SequenceKV(2), np.zeros(2, np.int32), 1)])  # refuse unknown attention now, not later
     return model
 

@@ -32,6 +32,8 @@ def load(folder: Path, device: torch.device | None = None) -> PreTrainedModel:
     dropped = {name: value for name, value in model.config.to_dict().items() if "drop" in name and value}
     if dropped:
         raise BadInput(f"the model at {str(folder)!r} uses dropout {dropped!r}: set it to 0 in its config.json")
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()  # out of the mapped file, see kv.load_model
     return model.to(device or default_device())  # pyright: ignore[reportArgumentType]  (transformers mistypes `to`)
 
 
