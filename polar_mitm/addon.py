@@ -141,9 +141,8 @@ class Polar:
     # -- private
 
     def _read_options(self) -> Options:
-        values = {name: kind(getattr(ctx.options, name)) for name, kind, *_ in OPTIONS}
-        options = Options(**values)
         try:
+            options = Options(**{name: kind(getattr(ctx.options, name)) for name, kind, *_ in OPTIONS})
             options.check()
         except ValueError as error:
             raise exceptions.OptionsError(str(error)) from error

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import signal
 import socket
 import sys
 import zlib
@@ -172,6 +173,10 @@ class Server(uvicorn.Server):
         """Signals belong to the process."""
         yield
 
+    def stop(self) -> None:
+        """End serving without waiting for open connections."""
+        self.should_exit = self.force_exit = True
+
 
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket, so that the port is known before the server runs."""
@@ -188,7 +193,7 @@ def server(gateway: Gateway) -> Server:
 
 
 async def serve(options: Options, host: str, port: int) -> None:
-    """Serve the gateway alone until it is stopped."""
+    """Serve the gateway alone until SIGINT or SIGTERM; what is in flight then is ended and recorded."""
     opened = await open_run(options)
     try:
         await opened.desk.ready()
@@ -197,7 +202,10 @@ async def serve(options: Options, host: str, port: int) -> None:
         write_json(options.run / "proxy.json", {"gateway": url, "host": "", "port": 0, "ca": "", "pid": 0})
         sys.stdout.write(f"gateway {url} -> {options.polar_engine}, run {options.run}\n")
         sys.stdout.flush()
-        await uvicorn.Server(server(Gateway(opened.desk, "")).config).serve(sockets=[listener])
+        served = server(Gateway(opened.desk, ""))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, served.stop)
+        await served.serve(sockets=[listener])
     finally:
         await opened.close()
 

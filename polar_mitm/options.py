@@ -63,7 +63,7 @@ class Options:
             raise ValueError(
                 f"polar_engine is {self.polar_engine!r}: give the URL of the SGLang server (http://host:port)"
             )
-        if self.polar_wait < 0:
+        if not self.polar_wait >= 0:  # also what is not a number
             raise ValueError(f"polar_wait is {self.polar_wait!r}: give a number of seconds, 0 or more")
         Sampling.parse(self.polar_sampling)
 

@@ -35,8 +35,11 @@ class House:
 
     def __init__(self, run: Path, desk: Desk, loop: asyncio.AbstractEventLoop, port: int) -> None:
         self.run, self.desk, self.port = run, desk, port
+        self.hidden: set[str] = set()
+        """Ids of the calls that `calls` leaves out: those of other tests in the same house."""
         self._loop = loop
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE)
+        url = f"http://127.0.0.1:{port}"
+        self.client = httpx.Client(base_url=url, trust_env=False, verify=False, timeout=PATIENCE)  # no TLS to verify
 
     def post(self, path: str, body: Json, **headers: str) -> httpx.Response:
         """A whole answer."""
@@ -44,7 +47,7 @@ class House:
 
     def calls(self) -> list[Json]:
         """The finished rows so far."""
-        return read_calls(self.run).to_pylist()
+        return [row for row in read_calls(self.run).to_pylist() if row["call_id"] not in self.hidden]
 
     def inside(self, work: Any) -> Any:
         """Run a coroutine in the house's loop."""
@@ -65,7 +68,7 @@ def open_house(
     run: Path, engine: str, template: Template, *, sink: Callable[[Path], Sink] = FileSink, wait: float = 5.0,
     sampling: str = "{}", secret: str = "", described: bool = False,
 ) -> Generator[House]:  # fmt: skip
-    """Serve from a thread while inside the block. `described`: meet the engine before the first call, as serve() does."""
+    """Serve from a thread while inside the block. `described`: meet the engine first, as serve() does."""
     journal = Journal.open(run, sink=sink)
     listener = listen("127.0.0.1", 0)
     opened: list[House] = []
@@ -202,9 +205,9 @@ class _GatedSink:
         self._file.fsync()
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to do."""
-    deadline = time.monotonic() + PATIENCE
+def eventually(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    """Wait for what another thread or process is about to do."""
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         threading.Event().wait(0.005)
