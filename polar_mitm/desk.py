@@ -74,6 +74,7 @@ class Desk:
         self._noting: set[asyncio.Task[None]] = set()
         self.ordinals: dict[str, int] = {}
         self._restored = False
+        self._restoring = asyncio.Lock()
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokens")  # fast tokenizers are not re-entrant
 
     async def tokens[T](self, work: Callable[..., T], *args: Any) -> T:  # Any: the work's own arguments
@@ -95,14 +96,21 @@ class Desk:
                 await asyncio.sleep(min(0.5, self.wait / 10))
         return self.described
 
-    def find_parent(self, session: Session, request: Conversation) -> Parent | RootReason:
+    async def find_parent(self, session: Session, request: Conversation) -> Parent | RootReason:
         """The call that a request continues; calls of an earlier process are reloaded when one is named."""
         named = [p for echo in request.echoes if (p := read_pointer(self.key, session.session_id, echo))]
         unknown = any(not self.tips.knows(session.session_id, *pointer) for pointer in named)
         if not self._restored and (unknown or (named == [] and any(m.role == "assistant" for m in request.messages))):
-            self._restored = True
-            restore_tips(self.run, self.tips)
+            await self._restore()
         return self.tips.find(session.session_id, request, named)
+
+    async def _restore(self) -> None:
+        """Take up the calls of earlier processes, once; requests that need them wait for it, the others do not."""
+        async with self._restoring:
+            if not self._restored:
+                for session_id, tip in await asyncio.to_thread(earlier_tips, self.run):
+                    self.tips.add(session_id, tip)
+                self._restored = True
 
     def ordinal(self, session_id: str) -> int:
         """How many calls of this session came before."""
@@ -129,16 +137,17 @@ class Desk:
         self._tokenizing.shutdown(wait=False)
 
 
-def restore_tips(run: Path, tips: Tips) -> None:
-    """Make the completed calls of a run's tables and journals available as parents."""
+def earlier_tips(run: Path) -> list[tuple[str, Tip]]:
+    """The completed calls of a run's tables and journals, as (session id, tip)."""
     table = read_calls(run)
     prompts = full_prompts(table)
     names = ["session_id", "call_id", "choice", "status", "history_key", "tools_key"]
-    rows = table.select(names).to_pylist()
     outputs = table.column("output_ids").combine_chunks()
-    for index, row in enumerate(rows):
+    tips: list[tuple[str, Tip]] = []
+    for index, row in enumerate(table.select(names).to_pylist()):
         prompt = prompts.get((row["call_id"], row["choice"]))
         if row["status"] == "completed" and prompt is not None and row["history_key"]:
             output = outputs[index].values.to_numpy(zero_copy_only=False).astype(np.int32)
             tip = Tip(row["call_id"], row["choice"], prompt, output, row["history_key"], row["tools_key"])
-            tips.add(row["session_id"], tip)
+            tips.append((row["session_id"], tip))
+    return tips

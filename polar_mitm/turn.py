@@ -101,7 +101,7 @@ class Prompt:
 
 async def _prompt(desk: Desk, incoming: Incoming, request: Conversation) -> Prompt:
     """The parent's tokens extended by the new messages; a full render when there is no parent or no bridge."""
-    found = desk.find_parent(incoming.session, request)
+    found = await desk.find_parent(incoming.session, request)
     if isinstance(found, Parent):
         tip, history = found.tip, request.messages
         bridge = desk.template.bridge

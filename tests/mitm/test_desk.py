@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from polar_mitm.conversation import Conversation, Message, Reply, Text, history_keys, tools_key
-from polar_mitm.desk import Answered, Desk, restore_tips
+from polar_mitm.desk import Answered, Desk, earlier_tips
 from polar_mitm.engine import PROBE, Description, Sample
 from polar_mitm.errors import EngineUnavailable, TokenizerMismatch
 from polar_mitm.identity import Parent, Session, Tips, mint
@@ -179,10 +179,17 @@ def earlier(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def taken_up(run: Path) -> Tips:
+    """The tips of a run's earlier processes."""
+    tips = Tips()
+    for session_id, tip in earlier_tips(run):
+        tips.add(session_id, tip)
+    return tips
+
+
 def test_finished_calls_of_an_earlier_process_are_parents(qwen3: Template, earlier: Path) -> None:
     """Their contexts are read from the run folder, exactly."""
-    tips = Tips()
-    restore_tips(earlier, tips)
+    tips = taken_up(earlier)
     found = tips.find("s", Conversation("m", (ASKED, SAID, MORE)), [])
     assert isinstance(found, Parent)
     assert found.tip.prompt_ids.tolist() == [0, 1, 2, 3]
@@ -192,8 +199,7 @@ def test_finished_calls_of_an_earlier_process_are_parents(qwen3: Template, earli
 
 def test_lost_calls_of_an_earlier_process_are_no_parents(earlier: Path) -> None:
     """Nobody received their replies."""
-    tips = Tips()
-    restore_tips(earlier, tips)
+    tips = taken_up(earlier)
     assert tips.knows("s", "a" * 20, 0)
     assert not tips.knows("s", "b" * 20, 0)
 
@@ -206,7 +212,7 @@ def test_a_request_that_continues_an_earlier_process_is_attached(
 
     async def find(desk: Desk) -> Any:
         echoes = (mint(desk.key, "s", "a" * 20),) if echoed else ()
-        return desk.find_parent(SESSION, Conversation("m", (ASKED, SAID, MORE), echoes=echoes))
+        return await desk.find_parent(SESSION, Conversation("m", (ASKED, SAID, MORE), echoes=echoes))
 
     found = within(earlier, qwen3, find)
     assert isinstance(found, Parent)
@@ -217,7 +223,7 @@ def test_a_first_request_does_not_read_the_run_folder(qwen3: Template, earlier: 
     """Nothing in it could be continued."""
 
     async def find(desk: Desk) -> bool:
-        assert desk.find_parent(SESSION, Conversation("m", (ASKED,))) == "first"
+        assert await desk.find_parent(SESSION, Conversation("m", (ASKED,))) == "first"
         return desk.tips.knows("s", "a" * 20, 0)
 
     assert not within(earlier, qwen3, find)

@@ -128,7 +128,7 @@ def _serve(model: str, host: str, port: int, *, threads: int | None) -> None:
     from polar_train import serve
 
     try:
-        serve.run(model, host, port, threads=threads)
+        serve.run(model, host, port, threads=threads, incremental=True)
     except (OSError, ValueError) as error:  # a folder it cannot serve, or a port that is taken: said as one sentence
         raise BadInput(f"the embedded engine cannot serve {model!r} at {host}:{port}: {error}") from error
 
