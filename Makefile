@@ -51,7 +51,7 @@ docs: setup ## write the generated pages: docs/dataset.md, docs/cli.md, docs/opt
 	@$(PY) scripts/docs.py
 
 bench: setup models ## print each benchmark's ratios
-	@for file in benchmarks/*.py; do echo "== $$file"; $(PY) "$$file" || exit 1; done
+	@for file in benchmarks/*.py; do echo "== $$file"; PYTHONPATH=. $(PY) "$$file" || exit 1; done
 
 constraints: setup ## rewrite constraints.txt from what is installed in .venv
 	@scripts/constraints.sh > constraints.new && mv constraints.new constraints.txt
