@@ -88,6 +88,8 @@ class Session:
 
     session_id: str
     group_id: str | None = None
+    registered: bool = False
+    """Whether the run knows it by a secret; the sessions of an interactive run are only names."""
 
 
 def register(run: Path, session_id: str, group_id: str | None = None) -> str:
@@ -138,7 +140,7 @@ class Sessions:
                 f"session {name!r} is not registered in this run, or its secret is wrong: "
                 "take the environment from `polar-toolkit env RUN --session NAME`"
             )
-        return Session(str(known["session_id"]), known["group_id"])
+        return Session(str(known["session_id"]), known["group_id"], registered=True)
 
     def _refresh(self) -> None:
         path = self._run / "sessions.jsonl"
@@ -157,15 +159,18 @@ def _read_sessions(run: Path) -> dict[str, dict[str, Any]]:
 
 
 class Fingerprints:
-    """Tells a session's harness from other programs that use its credentials (the agent's shell inherits them)."""
+    """Tells a registered session's harness from other programs with its credentials (the agent's shell inherits them).
+
+    A session of an interactive run is nobody's in particular: a user may run one harness after the other in it.
+    """
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}
 
-    def kind(self, session_id: str, headers: Mapping[str, str]) -> Kind:
+    def kind(self, session: Session, headers: Mapping[str, str]) -> Kind:
         """The kind of a call, from the evidence of its request headers (names in lower case)."""
         product = headers.get("user-agent", "").split("/", 1)[0].strip().lower()
-        if self._first.setdefault(session_id, product) != product:
+        if session.registered and self._first.setdefault(session.session_id, product) != product:
             return "foreign"
         if headers.get("x-claude-code-request-class") == "compaction":  # Claude Code 2.1.332
             return "compaction"

@@ -45,7 +45,7 @@ _PING_SECONDS = 10.0
 async def open_call(desk: Desk, incoming: Incoming) -> Call:
     """Decode a request and start sampling its answer. Raises PolarError, already recorded, when it cannot begin."""
     row = first_row(desk.run_id, incoming, new_call_id(), time.time_ns())
-    row["kind"] = desk.fingerprints.kind(incoming.session.session_id, incoming.headers)
+    row["kind"] = desk.fingerprints.kind(incoming.session, incoming.headers)
     try:
         body = parse_body(incoming.body)
         request = incoming.dialect.decode(body, incoming.headers)

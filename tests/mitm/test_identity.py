@@ -131,7 +131,7 @@ def test_a_run_without_registered_sessions_takes_any_name(tmp_path: Path, name: 
 def test_a_registered_session_is_told_with_its_group(tmp_path: Path) -> None:
     """Name and secret together are the session."""
     secret = register(tmp_path, "a", "g")
-    assert Sessions(tmp_path).identify("a", secret) == Session("a", "g")
+    assert Sessions(tmp_path).identify("a", secret) == Session("a", "g", registered=True)
 
 
 @pytest.mark.parametrize(("name", "secret"), [("a", "wrong"), ("a", None), ("b", None), (None, None), ("a", "é")])
@@ -149,31 +149,46 @@ def test_a_registration_by_another_process_is_seen(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path)
     sessions.identify(None, None)
     secret = register(tmp_path, "late")
-    assert sessions.identify("late", secret) == Session("late")
+    assert sessions.identify("late", secret) == Session("late", registered=True)
 
 
 # --- kinds --------------------------------------------------------------------------------------------------------
 
 
+KNOWN = Session("s", registered=True)
+
+
+def test_an_interactive_session_takes_any_harness() -> None:
+    """Its user may run one harness after the other."""
+    prints, mine = Fingerprints(), Session(DEFAULT_SESSION)
+    assert [prints.kind(mine, {"user-agent": agent}) for agent in ("pi/1.6.0", "codex_exec/0.171.0")] == [
+        "agent",
+        "agent",
+    ]
+
+
 def test_a_shell_that_uses_the_sessions_credentials_is_foreign() -> None:
     """The agent's shell inherits the proxy address: curl in a session of Claude Code is not its model call."""
     prints = Fingerprints()
-    assert prints.kind("s", {"user-agent": "claude-cli/2.1.332 (external, cli)"}) == "agent"
-    assert prints.kind("s", {"user-agent": "curl/8.5.0"}) == "foreign"
-    assert prints.kind("s", {}) == "foreign"
+    assert prints.kind(KNOWN, {"user-agent": "claude-cli/2.1.332 (external, cli)"}) == "agent"
+    assert prints.kind(KNOWN, {"user-agent": "curl/8.5.0"}) == "foreign"
+    assert prints.kind(KNOWN, {}) == "foreign"
 
 
 def test_another_version_of_the_same_harness_is_not_foreign() -> None:
     """The product is compared, without its version."""
     prints = Fingerprints()
-    kinds = [prints.kind("s", {"user-agent": agent}) for agent in ("codex_exec/0.171.0", "codex_exec/0.172.0 (x)")]
+    kinds = [prints.kind(KNOWN, {"user-agent": agent}) for agent in ("codex_exec/0.171.0", "codex_exec/0.172.0 (x)")]
     assert kinds == ["agent", "agent"]
 
 
 def test_each_session_has_its_own_fingerprint() -> None:
     """The first caller of a session is its harness."""
     prints = Fingerprints()
-    assert [prints.kind(s, {"user-agent": a}) for s, a in (("s", "a/1"), ("t", "b/1"))] == ["agent", "agent"]
+    assert [prints.kind(Session(s, registered=True), {"user-agent": a}) for s, a in (("s", "a/1"), ("t", "b/1"))] == [
+        "agent",
+        "agent",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +201,7 @@ def test_each_session_has_its_own_fingerprint() -> None:
 )
 def test_claude_code_says_what_kind_a_call_is(header: str, value: str, kind: str) -> None:
     """Sub-agents and compactions are told by Claude Code's own headers."""
-    assert Fingerprints().kind("s", {"user-agent": "claude-cli/2", header: value}) == kind
+    assert Fingerprints().kind(KNOWN, {"user-agent": "claude-cli/2", header: value}) == kind
 
 
 # --- parents ------------------------------------------------------------------------------------------------------

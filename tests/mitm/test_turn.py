@@ -15,6 +15,7 @@ import pytest
 from polar_mitm.conversation import Text, ToolCall
 from polar_mitm.engine import Description
 from polar_mitm.errors import BadRequest, ContextOverflow
+from polar_mitm.identity import register
 from polar_mitm.journal import read_calls
 from polar_mitm.rows import full_prompts, token_hash
 from polar_mitm.tokens import Template
@@ -148,8 +149,10 @@ def test_an_answer_under_a_schema_is_not_trainable(qwen3: Template, qwen3_folder
 def test_a_foreign_call_is_answered_and_not_trained(qwen3: Template, qwen3_folder: Path, tmp_path: Path) -> None:
     """The agent's shell may call the model with the harness's credentials."""
     with called(qwen3_folder, tmp_path, qwen3) as (_, house):
-        house.post(CHAT.path, CHAT.ask("Look."), user_agent="pi/1.6.0")
-        assert house.post(CHAT.path, CHAT.ask("Look too."), user_agent="curl/8").status_code == 200
+        key = f"Bearer s:{register(house.run, 's')}"
+        house.post(CHAT.path, CHAT.ask("Look."), user_agent="pi/1.6.0", authorization=key)
+        other = house.post(CHAT.path, CHAT.ask("Look too."), user_agent="curl/8", authorization=key)
+        assert other.status_code == 200
     _, row = house.calls()
     assert (row["kind"], row["trainable"], row["untrainable_reason"]) == ("foreign", False, "foreign")
 
