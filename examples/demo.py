@@ -126,7 +126,10 @@ def serving(log: Path, *command: str) -> Iterator[Path]:
     """Run a server while inside the block, its output in a log."""
     say([*command, "&"])
     with log.open("wb") as written:
-        process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=written, stderr=subprocess.STDOUT, start_new_session=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},  # a log is read as it grows
+        )  # fmt: skip
     try:
         yield log
     finally:
