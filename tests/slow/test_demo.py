@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from polar_train.small_models import fetch
 from tests.bench.provisions import ROOT, harness_binary
+from tests.sglang.server import sglang
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -33,7 +33,7 @@ def test_the_loop_closes_and_no_packet_leaves_the_machine(tmp_path: Path):
     assert report["edges"]["exact"] > 0
 
 
-def test_the_loop_closes_with_a_real_sglang(tmp_path: Path, sglang_incremental_url: str):
-    """Intercept, merge, train, push and probe work with SGLang itself as the engine."""
-    model = str(fetch("smollm2-135m-instruct"))
-    demo(tmp_path / "demo", "--engine", sglang_incremental_url, "--model", model, "--samples", "4")
+def test_the_loop_closes_with_a_real_sglang(tmp_path: Path, smollm2: Path):
+    """Intercept, merge, train, push and probe work with SGLang itself as the engine; its own one: its weights change."""
+    with sglang(smollm2, tmp_path / "log", "--incremental-streaming-output") as url:
+        demo(tmp_path / "demo", "--engine", url, "--model", str(smollm2), "--samples", "4")
