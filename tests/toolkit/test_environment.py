@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -57,6 +58,14 @@ def test_the_bundle_holds_the_systems_certificates_and_ours(run):
     assert bundle.count("BEGIN CERTIFICATE") > 10
     for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "CODEX_CA_CERTIFICATE"):
         assert names[name] == str((run / "ca-bundle.pem").resolve())
+
+
+def test_sessions_that_start_at_once_share_the_bundle(run):
+    """Each writes it whole under a name of its own, so none takes the other's file away."""
+    with ThreadPoolExecutor(8) as pool:
+        names = [*pool.map(lambda n: environment.variables(run, f"s{n}", None), range(40))]
+    assert len({name["SSL_CERT_FILE"] for name in names}) == 1
+    assert not [*run.glob(".ca-bundle*")]
 
 
 def test_a_shell_that_has_the_variables_gets_the_same_bundle(run, monkeypatch):

@@ -7,6 +7,7 @@ variable holds a real key. It starts nothing.
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 import socket
 import ssl
@@ -98,7 +99,7 @@ def write_bundle(run: Path, ca: Path) -> Path:
     if not ca.is_file():
         raise Refusal(f"the interceptor's certificate {ca} does not exist; restart the interceptor")
     bundle = (run / _BUNDLE).resolve()
-    fresh = bundle.with_suffix(".tmp")
+    fresh = bundle.with_name(f".{_BUNDLE}-{secrets.token_hex(4)}")  # several sessions may start at once
     fresh.write_text(f"{_system_bundle().read_text().rstrip()}\n{ca.read_text()}")
     fresh.replace(bundle)
     return bundle
