@@ -26,6 +26,7 @@ from polar_mitm.sampling import Sampling
 from polar_mitm.tokens import Template
 
 _MAX_UNDELIVERED = 1000
+_LAST_WORDS_SECONDS = 0.2
 
 
 class Recorder(Protocol):
@@ -130,10 +131,12 @@ class Desk:
         task.add_done_callback(self._noting.discard)
 
     async def close(self) -> None:
-        """End and record what is in flight."""
-        for task in self.running:
+        """End and record what is in flight, and leave its listeners the time to tell their clients."""
+        ended = [*self.running]
+        for task in ended:
             task.cancel()
-        await asyncio.gather(*self.running, *self._noting, return_exceptions=True)
+        await asyncio.gather(*ended, *self._noting, return_exceptions=True)
+        await asyncio.sleep(_LAST_WORDS_SECONDS if ended else 0)
         self._tokenizing.shutdown(wait=False)
 
 

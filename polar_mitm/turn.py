@@ -32,7 +32,7 @@ from polar_mitm.conversation import (
 )
 from polar_mitm.desk import Answered, Desk
 from polar_mitm.engine import Description
-from polar_mitm.errors import BadRequest, ContextOverflow, JournalError, PolarError
+from polar_mitm.errors import BadRequest, ContextOverflow, EngineUnavailable, JournalError, PolarError
 from polar_mitm.generation import Generation
 from polar_mitm.identity import Parent, RootReason, Tip, mint, new_call_id
 from polar_mitm.record import Incoming, Row, first_row, prompt_row, refused_row, request_row
@@ -204,8 +204,15 @@ class Call:
                 yield said
 
     async def _result(self) -> Answered:
-        assert self._task is not None
-        return await asyncio.shield(self._task)
+        task, me = self._task, asyncio.current_task()
+        assert task is not None
+        assert me is not None
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if me.cancelling() or not task.cancelled():
+                raise
+            raise EngineUnavailable("the interceptor is being stopped: this call was ended and recorded") from None
 
     async def _note(self, row: Row) -> None:
         with suppress(JournalError):  # the row stands as undelivered; the next call is told that the journal is broken

@@ -374,12 +374,13 @@ def test_sigterm_seals_the_journal(evidence: Evidence) -> None:
 
 
 def test_sigterm_records_the_call_in_flight(evidence: Evidence) -> None:
-    """With the tokens that were sampled; its client saw no successful end."""
+    """With the tokens that were sampled; its client is told, in a terminal error."""
     *finished, last = rows(evidence)
     assert [row["status"] for row in finished] == ["completed"] * 3
     assert (last["status"], len(last["output_ids"]), last["client_delivered"]) == ("aborted", 40, False)
     assert b"[DONE]" not in evidence.cut
-    assert evidence.broke
+    assert b"the interceptor is being stopped" in evidence.cut
+    assert not evidence.broke
 
 
 def test_no_secret_is_in_the_run_folder(evidence: Evidence) -> None:

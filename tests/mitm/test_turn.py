@@ -334,13 +334,15 @@ def test_headers_come_at_once_while_the_engine_is_full(qwen3: Template, qwen3_fo
 
 
 def test_closing_records_what_is_in_flight(qwen3: Template, qwen3_folder: Path, tmp_path: Path) -> None:
-    """SIGTERM: the call ends as an aborted row with the tokens that were sampled, and its stream without success."""
+    """SIGTERM: the call ends as an aborted row with the tokens that were sampled, and its stream with an error."""
     with called(qwen3_folder, tmp_path, qwen3, [LONG]) as (engine, house):
         engine.faults.append(Fault("hold", after=8))
         caller = Caller(house, CHAT.path, CHAT.ask("Count.", stream=True))
         assert engine.holding.wait(10)
         assert caller.got(b"one")
-    assert b"[DONE]" not in caller.rest()
+    received = caller.rest()
+    assert b"[DONE]" not in received
+    assert b"the interceptor is being stopped" in received
     (row,) = house.calls()
     assert (row["status"], len(row["output_ids"])) == ("aborted", 8)
 
