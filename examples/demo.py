@@ -77,7 +77,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "demo", help="folder to make (runs/demo)")
-    parser.add_argument("--samples", type=int, default=6, help="sessions of each task: the group (6)")
+    parser.add_argument("--samples", type=int, default=8, help="sessions of each task: the group (8)")
     parser.add_argument("--parallel", type=int, default=4, help="sessions at a time (4)")
     parser.add_argument("--engine", default="", help="use this SGLang server instead of starting the embedded engine")
     parser.add_argument(

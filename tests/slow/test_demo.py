@@ -36,4 +36,4 @@ def test_the_loop_closes_and_no_packet_leaves_the_machine(tmp_path: Path):
 def test_the_loop_closes_with_a_real_sglang(tmp_path: Path, smollm2: Path):
     """Intercept, merge, train, push and probe work with SGLang itself as the engine, one of its own."""
     with sglang(smollm2, tmp_path / "log", "--incremental-streaming-output") as url:
-        demo(tmp_path / "demo", "--engine", url, "--model", str(smollm2), "--samples", "4")
+        demo(tmp_path / "demo", "--engine", url, "--model", str(smollm2), "--samples", "8")
