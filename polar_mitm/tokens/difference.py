@@ -41,6 +41,5 @@ def works(tokenizer: Any) -> bool:  # Any: a transformers tokenizer
         prompt, whole = render([system, user], prompt=True), render([system, user, reply, *more], prompt=True)
         ours = [*prompt, *tokenizer.encode(reply["content"], add_special_tokens=False)]
         return [*ours, *suffix_ids(tokenizer, more, None)] == whole
-    except Exception as error:  # noqa: BLE001 - jinja templates raise anything; then there is no bridge
-        _ = error
+    except Exception:  # noqa: BLE001 - jinja templates raise anything; then there is no bridge
         return False

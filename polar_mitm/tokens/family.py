@@ -66,8 +66,7 @@ def by_template(tokenizer: Any, messages: list[Any], tools: list[Any] | None) ->
 def _by_template(tokenizer: Any, messages: list[Any], tools: list[Any] | None) -> list[int] | None:  # Any: JSON
     try:
         return by_template(tokenizer, messages, tools)
-    except Exception as error:  # noqa: BLE001 - jinja templates raise anything; the probe then cannot be compared
-        _ = error
+    except Exception:  # noqa: BLE001 - jinja templates raise anything; the probe then cannot be compared
         return None
 
 
