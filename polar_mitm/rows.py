@@ -20,7 +20,11 @@ _SPANS = pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32()), ("versi
 COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("schema_version", pa.int32(), "version of this schema"),
     ("run_id", pa.string(), "the run folder's id, made once"),
-    ("writer", pa.string(), "the journal that wrote the row; order of calls is (writer, sequence), never wall time"),
+    (
+        "writer",
+        pa.string(),
+        "the journal that wrote the row, named by its start; calls are ordered by (writer, sequence)",
+    ),
     ("sequence", pa.int64(), "position of the call's begin record in its journal"),
     ("call_id", pa.string(), "20 characters; every id in the answer carries it"),
     ("choice", pa.int32(), "index of the choice; 0 unless the request asked for n > 1"),

@@ -46,8 +46,8 @@ def dataset() -> str:
 # The calls table
 
 One row per (call, choice), in `calls/*.parquet` of a run folder, `schema_version` {SCHEMA_VERSION}. A session's order
-is (`writer`, `sequence`), never wall time. `polar_mitm.journal.read_calls(run)` reads sealed and live rows as one
-table.
+is (`writer`, `sequence`); a writer is named by its start.
+`polar_mitm.journal.read_calls(run)` reads sealed and live rows as one table.
 
 A run folder holds whatever the harness put into its prompts. Credentials of headers, cookies, URLs and proxies are
 never written, but a secret inside a prompt is data and stays: the folder is 0700, look before you share it.

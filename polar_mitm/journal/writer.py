@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -73,8 +74,9 @@ class Journal:
     """The journal of this process in one run folder. Any thread and any event loop may call it."""
 
     def __init__(self, run: Path, *, sink: Callable[[Path], Sink], rotate_bytes: int) -> None:
-        self.writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        """Unique name of this journal; the `writer` column of its rows."""
+        started = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        self.writer = f"{started}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        """Unique name of this journal, and the `writer` column of its rows; sorts by the time it was opened."""
         self._folder = run / "journal"
         self._sink = sink
         self._rotate_bytes = rotate_bytes

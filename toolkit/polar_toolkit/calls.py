@@ -66,7 +66,7 @@ class Call:
 
     @property
     def order(self) -> tuple[str, int, int]:
-        """What calls are sorted by; never wall time."""
+        """What calls are sorted by: a writer is named by its start, and counts its calls."""
         return self.writer, self.sequence, self.choice
 
     @property

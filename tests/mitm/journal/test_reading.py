@@ -111,6 +111,14 @@ def test_the_last_row_of_a_choice_counts(run: Path, completed: Callable[..., Any
     ]
 
 
+def test_calls_of_a_restarted_proxy_follow_those_of_the_first(run: Path, record: Callable[..., Any]):
+    for name in "abcdef":
+        journal = Journal.open(run)
+        record(journal, name)
+        journal.close_sync()
+    assert ids(run) == list("abcdef")
+
+
 def test_a_run_without_calls_is_an_empty_table(journal: Journal, run: Path):
     """An empty run has the schema and no rows."""
     assert read_calls(run) == SCHEMA.empty_table()
