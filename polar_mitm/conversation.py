@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 Finish = Literal["stop", "length", "tool_calls"]
+Framing = Literal["sse", "array"]
+"""Server-sent events, or one JSON array written piece by piece (Gemini without `alt=sse`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,12 @@ class Sampling:
     seed: int | None = None
     json_schema: str | None = None
     """JSON text of the schema that the answer must satisfy."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer; it is cut before the first of them."""
+    choices: int = 1
+    """How many answers of the same prompt are wanted (OpenAI `n`, Gemini `candidateCount`)."""
+    logprobs: bool = False
+    """Whether the client wants the logprobs of the sampled tokens back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,14 @@ class Conversation:
     tools: tuple[Tool, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
     stream: bool = False
+    framing: Framing = "sse"
+    """How a streamed answer is framed."""
+    forced_tool: str | None = None
+    """None: the model chooses; "": it must call one of the tools; else it must call this one."""
+    continues: str | None = None
+    """Id of an earlier answer whose history and reply come before `messages` (Responses `previous_response_id`)."""
+    compacts: bool = False
+    """Whether the answer is to stand for the history from now on (Responses `compaction_trigger`, `/compact`)."""
     thread: str | None = None
     """The harness's own id of the thread of this call (agent id, thread id, cache key), when it names one."""
     echoes: tuple[str, ...] = ()
@@ -116,6 +132,15 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """A sampled token as the client is told of it."""
+
+    text: bytes
+    """The token's bytes, which need not be whole characters."""
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """A finished answer, from which the streamed and the plain form are both encoded."""
 
@@ -125,6 +150,18 @@ class Reply:
     """Reasoning, Text and ToolCall in the order in which they were sampled."""
     finish: Finish
     usage: Usage = field(default_factory=Usage)
+    """Of this choice; the prompt counts once for all choices."""
+    stopped_by: str | None = None
+    """The string of `Sampling.stop` that ended it."""
+    scored: tuple[Scored, ...] = ()
+    """The tokens of its visible text, when the request wants logprobs."""
+    others: tuple[Reply, ...] = ()
+    """The further choices, in order, when the request wants several; this one is choice 0."""
+
+    @property
+    def choices(self) -> tuple[Reply, ...]:
+        """All choices, this one first."""
+        return (self, *self.others)
 
     @property
     def message(self) -> Message:

@@ -6,7 +6,8 @@ the meaning and is not supported, and names in `Conversation.fidelity` what it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from polar_mitm.conversation import Conversation, Reply
@@ -18,19 +19,21 @@ Kind = Literal["reasoning", "text"]
 class StreamEncoder(Protocol):
     """The streamed form of one answer. Every method returns the bytes to send now (possibly none)."""
 
+    content_type: str
+    """Of the streamed answer."""
     ping: bytes
-    """A data-bearing keep-alive that the protocol's clients accept at any point after `begin`."""
+    """A data-bearing keep-alive that the protocol's clients accept at any point after `begin`; b"" where none is."""
 
     def begin(self) -> bytes:
         """What can be said before the first token."""
         ...
 
-    def delta(self, kind: Kind, text: str) -> bytes:
-        """More of the current reasoning or text. Reasoning always comes before text."""
+    def delta(self, kind: Kind, text: str, choice: int = 0) -> bytes:
+        """More of the current reasoning or text of a choice. Reasoning always comes before text."""
         ...
 
     def finish(self, reply: Reply) -> bytes:
-        """Everything of `reply` that was not sent yet (tool calls whole), then the terminal event.
+        """What of `reply` and its other choices was not sent yet (tool calls whole), then the terminal event.
 
         The concatenation of the deltas of a kind is a prefix of the reply's text of that kind.
         """
@@ -41,18 +44,36 @@ class StreamEncoder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What becomes of the fields of a request; docs/protocols.md is made of it. A field in none is ignored."""
+
+    supported: tuple[str, ...]
+    """Dotted paths of the fields that are honoured, as the provider's reference names them."""
+    ignored: Mapping[str, str]
+    """Fields that are read, listed in `Conversation.fidelity` and not honoured, each with why that is harmless."""
+    refused: Mapping[str, str]
+    """Fields answered with the provider's 400, each with the remedy."""
+
+
 class Dialect(Protocol):
     """One protocol."""
 
     name: str
-    """Recorded in the calls' `dialect` column: openai_chat, openai_responses, anthropic."""
+    """Recorded in the calls' `dialect` column: openai_chat, openai_responses, anthropic, gemini."""
+    call_prefix: str
+    """What stands before the minted core in the id of a tool call."""
+    support: Support
 
     def matches(self, method: str, path: str) -> bool:
         """Whether this request (path without query) is a generation call of this protocol."""
         ...
 
     def decode(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Conversation:
-        """The canonical request. Header names are lower case. Raises BadRequest."""
+        """The canonical request; `body` also holds what the route read from the path. Header names are lower case.
+
+        Also for a request that only wants its tokens counted. Raises BadRequest.
+        """
         ...
 
     def encoder(self, request: Conversation, reply_id: str) -> StreamEncoder:
@@ -61,6 +82,18 @@ class Dialect(Protocol):
 
     def encode(self, request: Conversation, reply: Reply) -> dict[str, Any]:
         """The plain answer."""
+        ...
+
+    def counted(self, tokens: int) -> dict[str, Any]:
+        """The answer to a request that wants its tokens counted."""
+        ...
+
+    def model(self, name: str, context: int) -> dict[str, Any]:
+        """One model as the provider describes it; `context` in tokens."""
+        ...
+
+    def models(self, names: Sequence[str], context: int) -> dict[str, Any]:
+        """The list of models."""
         ...
 
     def error(self, error: PolarError) -> dict[str, Any]:
