@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -22,6 +23,10 @@ from polar_mitm.errors import BadRequest, ContextOverflow, EngineError, EngineUn
 Tokens = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
 _OVERFLOW = re.compile(r"\((\d+) tokens\)[^(]*(?:context|maximum allowed) length \((\d+) tokens\)")
+_PIECE_SECONDS = 0.05
+_LONG_REPLY = 8000
+"""Tokens; a cumulative stream of a longer reply may be longer than 20 times the reply."""
+_MOST_CUMULATIVE_PIECES = 36
 PROBE = "Probe 0: naïve Ünïcode 北京 🧭\n\tdef f(x):  return x  # <end>"
 
 
@@ -87,15 +92,24 @@ class SGLang:
         self._client = httpx.AsyncClient(base_url=url, trust_env=False, timeout=httpx.Timeout(None, connect=5.0))
         self.url = url
         self._vocabulary: int | None = None
+        self._incremental = False
+        self._tokens_a_second = 80.0  # of one generation; a guess until the first was seen
 
     async def describe(self) -> Description:
-        """Model, context length and weight version, from /model_info and /v1/models."""
+        """Model, context length and weight version, from /model_info and /v1/models, and how /server_info streams."""
         info, models = await self._get("/model_info"), await self._get("/v1/models")
+        self._incremental = await self._streams_increments()
         try:
             context = int(models["data"][0]["max_model_len"])
             return Description(str(info["model_path"]), context, str(info.get("weight_version", "default")))
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineError(f"{self.url}/v1/models is not SGLang's answer: {models!r}") from error
+
+    async def _streams_increments(self) -> bool:
+        try:
+            return bool((await self._get("/server_info")).get("incremental_streaming_output"))
+        except EngineError:  # a server without that route: taken for SGLang's default, which repeats everything
+            return False
 
     async def check_tokenizer(self, ids: Sequence[int], vocabulary: int) -> None:
         """Compare the ids of PROBE, and remember the vocabulary for checking prompts."""
@@ -113,7 +127,7 @@ class SGLang:
             raise BadRequest(f"the prompt holds token ids outside the vocabulary of {self._vocabulary}")
         body = {
             "input_ids": prompt.tolist(),
-            "sampling_params": sampling,
+            "sampling_params": {**sampling, "stream_interval": self._interval(sampling)},
             "return_logprob": True,
             "logprob_start_len": -1,
             "stream": True,
@@ -129,8 +143,19 @@ class SGLang:
                         yield sample
                 if not reader.finished:
                     raise EngineUnavailable(f"the engine at {self.url} ended its stream without a finish reason")
+                self._tokens_a_second = reader.tokens_a_second or self._tokens_a_second
         except httpx.TransportError as error:
             raise EngineUnavailable(f"the engine at {self.url} cannot be reached: {error!r}") from error
+
+    def _interval(self, sampling: dict[str, Any]) -> int:  # Any: JSON
+        """Tokens in a piece: 50 ms of them; a stream that repeats itself must not become 20 times the reply.
+
+        SGLang sends the first token at once whatever the interval.
+        """
+        apart = round(self._tokens_a_second * _PIECE_SECONDS)
+        if not self._incremental:
+            apart = max(apart, -(-min(int(sampling["max_new_tokens"]), _LONG_REPLY) // _MOST_CUMULATIVE_PIECES))
+        return max(1, apart)
 
     async def abort(self, rid: str) -> None:
         """Best effort: an engine that is gone has aborted already."""
@@ -167,7 +192,14 @@ class _Reader:
     def __init__(self) -> None:
         self._seen = 0
         self._versions: tuple[Span, ...] = ()
+        self._first = self._last = (0, 0.0)  # tokens, and when they were there
         self.finished = False
+
+    @property
+    def tokens_a_second(self) -> float:
+        """Speed of the stream after its first piece; 0 when it had only one."""
+        (first, began), (last, ended) = self._first, self._last
+        return (last - first) / (ended - began) if ended > began else 0.0
 
     def take(self, data: str) -> Sample | None:
         """The new piece of a chunk; raises EngineError or EngineUnavailable."""
@@ -190,6 +222,8 @@ class _Reader:
             raise EngineError(f"the engine reported {new} new tokens with {len(ids)} ids and {len(triples)} logprobs")
         self._versions = _spans(meta, self._versions, self._seen, total)
         self._seen = total
+        self._last = (total, time.monotonic())
+        self._first = self._first if self._first[0] else self._last
         finish = meta.get("finish_reason")
         self.finished = finish is not None
         return Sample(

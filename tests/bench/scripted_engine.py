@@ -133,6 +133,7 @@ class ScriptedEngine:
             Route("/abort_request", self._abort, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/model_info", self._model_info),
+            Route("/server_info", self._server_info),
             Route("/v1/models", self._models),
             *[Route(path, _ready) for path in ("/health", "/health_generate", "/ready", "/ping")],
         ]
@@ -248,6 +249,9 @@ class ScriptedEngine:
     async def _model_info(self, _: Request) -> Response:
         return JSONResponse({"model_path": self._folder, "tokenizer_path": self._folder, "is_generation": True,
                              "weight_version": self.version, "model_type": "qwen3"})  # fmt: skip
+
+    async def _server_info(self, _: Request) -> Response:
+        return JSONResponse({"incremental_streaming_output": not self._cumulative})
 
     async def _models(self, _: Request) -> Response:
         model = {"id": self._folder, "object": "model", "owned_by": "sglang", "max_model_len": CONTEXT}

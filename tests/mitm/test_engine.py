@@ -73,6 +73,27 @@ def test_a_stream_gives_every_id_and_logprob_once(qwen3_folder: Path, *, cumulat
     assert {(s.ids.dtype, s.logprobs.dtype) for s in got} == {(np.dtype(np.int32), np.dtype(np.float32))}
 
 
+@pytest.mark.parametrize(
+    ("cumulative", "budget", "most"), [(False, 8000, 8), (True, 8000, 300), (True, 500, 20)],
+    ids=["incremental", "cumulative, long", "cumulative, short"],
+)  # fmt: skip
+def test_pieces_are_short_unless_the_stream_repeats_itself(
+    qwen3_folder: Path, *, cumulative: bool, budget: int, most: int
+) -> None:
+    """50 ms of tokens in a piece; a cumulative stream is asked for so few that it stays near 20 times the reply."""
+
+    async def asked(client: SGLang) -> None:
+        await client.describe()
+        await samples(client, engine.encode(PROMPT), max_new_tokens=budget)
+
+    with ScriptedEngine(qwen3_folder, [REPLY], cumulative=cumulative).serving() as engine:
+        using(engine.url, asked)
+    interval = engine.calls[0].sampling["stream_interval"]
+    assert most / 2 <= interval <= most
+    if cumulative:
+        assert budget / interval / 2 <= 20
+
+
 def test_the_last_piece_says_how_it_ended_and_which_weights_sampled(qwen3_folder: Path) -> None:
     """finish_reason and weight versions are the engine's own."""
     with ScriptedEngine(qwen3_folder, [REPLY]).serving() as engine:
@@ -173,7 +194,7 @@ def test_a_stream_without_a_finish_is_unavailable(missing: int) -> None:
     """An engine that died in the middle: what came before was given out, the caller may go on."""
 
     async def read(client: SGLang) -> list[Sample]:
-        stream = client.generate(np.array([1], np.int32), {}, "rid")
+        stream = client.generate(np.array([1], np.int32), {"max_new_tokens": 9}, "rid")
         got = [await anext(stream)]
         with pytest.raises(EngineUnavailable):
             await anext(stream)
@@ -256,7 +277,7 @@ def test_closing_the_reader_closes_the_connection(qwen3_folder: Path) -> None:
     """Who stops reading stops the engine: it sees its client leave."""
 
     async def first(client: SGLang, prompt: list[int]) -> None:
-        async with aclosing(client.generate(np.array(prompt, np.int32), {}, "rid")) as stream:
+        async with aclosing(client.generate(np.array(prompt, np.int32), {"max_new_tokens": 9}, "rid")) as stream:
             await anext(stream)
 
     with ScriptedEngine(qwen3_folder, [REPLY]).serving() as engine:
