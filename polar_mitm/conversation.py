@@ -15,6 +15,8 @@ Role = Literal["system", "user", "assistant", "tool"]
 Finish = Literal["stop", "length", "tool_calls"]
 Framing = Literal["sse", "array"]
 """Server-sent events, or one JSON array written piece by piece (Gemini without `alt=sse`)."""
+Compaction = Literal["item", "history"]
+"""How a summary is given back: as the one item of an answer, or as the whole compacted history (`/compact`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +109,18 @@ class Conversation:
     stream: bool = False
     framing: Framing = "sse"
     """How a streamed answer is framed."""
+    stream_usage: bool = True
+    """Whether a streamed answer tells its token counts (OpenAI `stream_options.include_usage`)."""
+    asked_at: int = 0
+    """When it arrived, in unix seconds, set by the core: the `created` of an answer."""
     forced_tool: str | None = None
     """None: the model chooses; "": it must call one of the tools; else it must call this one."""
     continues: str | None = None
     """Id of an earlier answer whose history and reply come before `messages` (Responses `previous_response_id`)."""
-    compacts: bool = False
-    """Whether the answer is to stand for the history from now on (Responses `compaction_trigger`, `/compact`)."""
+    compacts: Compaction | None = None
+    """Set when the answer is to stand for the history from now on (Responses `compaction_trigger`, `/compact`)."""
+    shows_reasoning: bool = True
+    """Whether the answer may show the model's reasoning (Gemini `includeThoughts`)."""
     thread: str | None = None
     """The harness's own id of the thread of this call (agent id, thread id, cache key), when it names one."""
     echoes: tuple[str, ...] = ()

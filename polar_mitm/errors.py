@@ -4,6 +4,7 @@
 |---|---|---|---|
 | harness -> gateway: the request cannot be understood | BadRequest | 400 | nobody: the request is wrong |
 | harness -> gateway: the prompt does not fit | ContextOverflow | 400 | the harness, after compacting |
+| harness -> gateway: the body is larger than any prompt | TooLarge | 413 | nobody |
 | harness -> gateway: unknown session or wrong secret | Unauthorized | 401 | nobody |
 | harness -> gateway: not a route we answer | NotFound | 404 | nobody |
 | gateway -> engine: down, restarting, full | EngineUnavailable | 503 | the gateway waits first, then the harness |
@@ -35,6 +36,13 @@ class BadRequest(PolarError):
     status = 400
     kind = "bad_request"
 
+    def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+        """Path of the offending field, where one field is to blame: OpenAI's `param`."""
+        self.code = code
+        """OpenAI's stable name of the mistake, where it has one."""
+
 
 class ContextOverflow(PolarError):
     """The prompt does not fit the model's context; worded by each dialect so that harnesses compact."""
@@ -48,6 +56,13 @@ class ContextOverflow(PolarError):
         """Length of the rendered prompt, in tokens."""
         self.limit = limit
         """Length of the engine's context, in tokens."""
+
+
+class TooLarge(PolarError):
+    """The body is larger than any prompt can be, perhaps only once it is decompressed."""
+
+    status = 413
+    kind = "too_large"
 
 
 class Unauthorized(PolarError):

@@ -1,223 +1,154 @@
 """Anthropic Messages: `POST /v1/messages`, as Claude Code, Pi and opencode speak it.
 
-Invariant: an answer begins with one reasoning block that carries the reply's id - thinking with it as the signature,
-or, when the model did not think, redacted thinking with it as the data: harnesses return both verbatim, also on
-text-only turns. Message threads are refused in words by which Pi falls back to sending the whole history.
+Invariant: what changes from turn to turn and says nothing (Claude Code's billing block, cache marks) is not in the
+history. Message threads are refused in words by which Pi falls back to sending the whole history. This module reads
+requests, with `anthropic_blocks` and `anthropic_tools`; `anthropic_answers` writes the answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polar_mitm.conversation import (
-    Conversation,
-    Message,
-    Part,
-    Reasoning,
-    Reply,
-    Sampling,
-    Text,
-    Tool,
-    ToolCall,
-    ToolResult,
-    Usage,
-)
-from polar_mitm.errors import BadRequest, ContextOverflow, EngineUnavailable, PolarError
-from polar_mitm.wire import sse
-from polar_mitm.wire.answer import Answer, Sent, arguments_value
-from polar_mitm.wire.dialect import Kind
-from polar_mitm.wire.fields import Fields, compact
-from polar_mitm.wire.history import History, fidelity, kind_of, text_parts
+from polar_mitm.conversation import Conversation, Message, Reply, Sampling
+from polar_mitm.errors import BadRequest
+from polar_mitm.wire import anthropic_answers as answers
+from polar_mitm.wire import frame
+from polar_mitm.wire.anthropic_blocks import PROVIDER_BLOCKS, read_message
+from polar_mitm.wire.anthropic_tools import choose, read_tools
+from polar_mitm.wire.dialect import Support
+from polar_mitm.wire.fields import Fields
+from polar_mitm.wire.history import History, kind_of, text_parts
 
 _BILLING = "x-anthropic-billing-header:"
-_TEXT = {"text": "text"}
-_RESULT = {"text": "text", "tool_reference": "tool_name"}
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+_THREAD = "Extra inputs are not permitted"
+_PREFILL = "This model does not support assistant message prefill. The conversation must end with a user message."
+_ONLY_TEXT = "only text is read"
+_CACHES = "the engine caches by itself"
+_AT_PROVIDER = "runs at the provider"
+
+SUPPORT = Support(
+    supported=(
+        *("model", "messages", "system", "tools", "tool_choice", "stream", "max_tokens", "temperature", "top_p"),
+        *("top_k", "stop_sequences", "output_config.format", "output_format", "diagnostics.previous_message_id"),
+        *("tools[bash_20250124]", "tools[text_editor_20250728]", "tools[memory_20250818]", "tools.defer_loading"),
+        *("messages.content[text]", "messages.content[tool_use]", "messages.content[tool_result]"),
+        *("messages.content[thinking]", "messages.content[redacted_thinking]", "messages.content[search_result]"),
+        *("messages.content[document]", "messages.content[compaction]"),
+    ),
+    ignored={
+        "thinking": "the model thinks as its template has it",
+        "output_config.effort": "the model has no such setting",
+        "messages.output_config": "the model has no such setting",
+        "tool_choice.disable_parallel_tool_use": "the model may call several tools at once",
+        "context_management": "the history is used as it is sent",
+        "compaction": "the history is used as it is sent",
+        "metadata": "for the provider's own records",
+        "service_tier": "there is one",
+        "speed": "there is one",
+        "inference_geo": "the engine is where it is",
+        "fallbacks": "there is one model",
+        "container": _AT_PROVIDER,
+        "mcp_servers": _AT_PROVIDER,
+        "cache_control": _CACHES,
+        "system.cache_control": _CACHES,
+        "tools.cache_control": _CACHES,
+        "messages.content.cache_control": _CACHES,
+        "messages.content.content.cache_control": _CACHES,
+        "messages.content.citations": "answers cite nothing",
+        "tools.strict": "arguments are sampled freely",
+        **{f"messages.content[{kind}]": _AT_PROVIDER for kind in PROVIDER_BLOCKS},
+        **{
+            f"tools[{kind}]": _AT_PROVIDER
+            for kind in ("web_search_20250305", "web_fetch_20250910", "code_execution_20250825")
+        },
+    },
+    refused={
+        "thread": _THREAD,
+        "n": "this protocol has one answer",
+        "messages.content[image]": _ONLY_TEXT,
+        "messages.content.content[image]": _ONLY_TEXT,
+        **{
+            f"{place}.source[{kind}]": _ONLY_TEXT
+            for place in ("messages.content", "messages.content.content")
+            for kind in ("base64", "url", "file")
+        },
+    },
+)
 
 
 class AnthropicMessages:
     """The dialect; see `wire.dialect.Dialect`."""
 
     name = "anthropic"
-
-    def matches(self, method: str, path: str) -> bool:
-        """Whether this is a generation call; `/v1/messages/count_tokens` is not."""
-        return method == "POST" and path.endswith("/v1/messages")
+    call_prefix = "toolu_"
+    support = SUPPORT
+    error = staticmethod(answers.error_body)
+    status = staticmethod(answers.status)
 
     def decode(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Conversation:  # Any: JSON
         """The canonical request. Raises BadRequest."""
-        request, history = Fields(body), History()
-        _refuse(request)
+        if Fields(body).value("thread") is not None:
+            raise BadRequest(f"thread: {_THREAD}", field="thread")  # Pi 1.6.0 resends without it on these words
+        request, history = frame.opened(body, SUPPORT, lambda part, remedy: _unsupported(part, remedy, body))
         _read_system(request, history)
         for message in request.children("messages"):
-            _read_message(message, history)
-        tools = _tools(request, history)
-        messages = history.messages("messages")
-        if messages[-1].role == "assistant":
-            raise BadRequest("messages: the conversation must end with a user message, not with a prefilled answer")
+            read_message(message, history)
+        if history.ends_with("assistant"):
+            raise BadRequest(_PREFILL, field="messages")
         diagnostics = request.child("diagnostics")
         history.echo(diagnostics.maybe_text("previous_message_id") if diagnostics else None)
-        return Conversation(
-            model=request.text("model"),
-            messages=messages,
-            tools=() if _no_tools(request) else tools,
+        return frame.conversation(
+            request,
+            history,
+            messages="messages",
+            choice=choose(request, read_tools(request, history)),
             sampling=_sampling(request, history),
-            stream=request.flag("stream"),
             thread=headers.get("x-claude-code-agent-id"),
-            echoes=history.echoes,
-            fidelity=fidelity(history, request, ("diagnostics",)),
         )
 
-    def encoder(self, request: Conversation, reply_id: str) -> MessageStream:
+    def encoder(self, request: Conversation, reply_id: str) -> answers.MessageStream:
         """A fresh encoder."""
-        return MessageStream(request.model, reply_id)
+        return answers.MessageStream(request.model, reply_id)
 
     def encode(self, request: Conversation, reply: Reply) -> dict[str, Any]:  # Any: JSON
         """The plain answer."""
-        answer = Answer.of(reply)
-        content = [_reasoning_block(answer.reasoning, reply.id)]
-        content += [{"type": "text", "text": answer.text}] if answer.text else []
-        content += [{**_call_block(call), "input": arguments_value(call.arguments)} for call in answer.calls]
-        return _message(request.model, reply.id, content, _STOP_REASONS[reply.finish], _usage(reply.usage))
+        return answers.message(request.model, reply)
 
-    def error(self, error: PolarError) -> dict[str, Any]:  # Any: JSON
-        """The body of a plain error; an overflow in Anthropic's words."""
-        kind = "overloaded_error" if self.status(error) == 529 else _ERROR_TYPES.get(error.status, "api_error")
-        message = str(error)
-        if isinstance(error, ContextOverflow):
-            message = f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum"
-        return {"type": "error", "error": {"type": kind, "message": message}}
+    def counted(self, tokens: int) -> dict[str, Any]:  # Any: JSON
+        """The answer of `/v1/messages/count_tokens`."""
+        return {"input_tokens": tokens}
 
-    def status(self, error: PolarError) -> int:
-        """The HTTP status of a plain error; 529, which Claude Code retries least, for an overloaded engine."""
-        return 529 if isinstance(error, EngineUnavailable) else error.status
+    def model(self, name: str, context: int) -> dict[str, Any]:  # Any: JSON
+        """One model; nothing is known of its release."""
+        return {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": "1970-01-01T00:00:00Z",
+            "lifecycle": "active",
+            "max_input_tokens": context,
+            "max_tokens": context,
+        }
 
-
-# --- requests -----------------------------------------------------------------------------------------------------
-
-
-def _refuse(request: Fields) -> None:
-    if request.value("thread") is not None:
-        raise BadRequest("thread: Extra inputs are not permitted")  # Pi 1.6.0 resends without it on these words
-    request.refuse("stop_sequences", "remove the stop sequences")
+    def models(self, names: Sequence[str], context: int) -> dict[str, Any]:  # Any: JSON
+        """The list of models, on one page."""
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+        return {"data": [self.model(name, context) for name in names], "has_more": False, **ends}
 
 
-def _no_tools(request: Fields) -> bool:
-    choice = request.child("tool_choice")
-    kind = choice.text("type") if choice else "auto"
-    if kind not in ("auto", "none"):
-        raise request.wrong("tool_choice", "not supported: only 'auto' and 'none' are, a call cannot be forced")
-    return kind == "none"
+def _unsupported(part: Fields, remedy: str, body: Mapping[str, Any]) -> BadRequest:  # Any: JSON
+    """In Anthropic's words for a model that only reads text."""
+    kind = "image" if part.value("type") == "image" else "document"
+    return BadRequest(f"{part.path}: {body.get('model')!r} does not support {kind} input; {remedy}", field=part.path)
 
 
 def _read_system(request: Fields, history: History) -> None:
-    _note_cache_control(request, "system", history)
-    parts = text_parts(request, "system", _TEXT)
+    parts = text_parts(request, "system", {"text": "text"})
     # Claude Code 2.1.332 changes its billing block on every turn
     parts = tuple(part for part in parts if not part.text.startswith(_BILLING))
     if parts:
         history.add(Message("system", parts))
-
-
-def _read_message(message: Fields, history: History) -> None:
-    role = message.text("role")
-    _note_cache_control(message, "content", history)
-    if role == "system":
-        history.add(Message("system", text_parts(message, "content", _TEXT)))
-    elif role == "user":
-        _read_user(message, history)
-    elif role == "assistant":
-        history.add(Message("assistant", _assistant_parts(message, history)))
-    else:
-        raise message.wrong("role", "expected user, assistant or system")
-
-
-def _note_cache_control(owner: Fields, name: str, history: History) -> None:
-    """List `cache_control` when a block of this content has it."""
-    content = owner.value(name)
-    if isinstance(content, list) and any(block.value("cache_control") for block in owner.children(name)):
-        history.ignore("cache_control")
-
-
-def _read_user(message: Fields, history: History) -> None:
-    results: list[Part] = []
-    texts: list[Part] = []
-    if isinstance(message.value("content"), str):
-        texts.append(Text(message.text("content")))
-    else:
-        for block in message.children("content"):
-            if kind_of(block, {"text": "", "tool_result": ""}) == "tool_result":
-                results.append(_tool_result(block, history))
-            else:
-                texts.append(Text(block.text("text")))
-    if results:
-        history.add(Message("tool", tuple(results)))
-    if texts or not results:
-        history.add(Message("user", tuple(texts)))
-
-
-def _tool_result(block: Fields, history: History) -> ToolResult:
-    call_id = block.text("tool_use_id")
-    history.echo(call_id)
-    _note_cache_control(block, "content", history)
-    texts = [part.text for part in text_parts(block, "content", _RESULT)]
-    return ToolResult(call_id, "\n".join(texts), block.flag("is_error"))
-
-
-def _assistant_parts(message: Fields, history: History) -> tuple[Part, ...]:
-    if isinstance(message.value("content"), str):
-        return (Text(message.text("content")),)
-    parts = (_assistant_part(block, history) for block in message.children("content"))
-    return tuple(part for part in parts if part is not None)
-
-
-def _assistant_part(block: Fields, history: History) -> Part | None:
-    kind = kind_of(block, {"text": "", "thinking": "", "redacted_thinking": "", "tool_use": ""})
-    if kind == "text":
-        return Text(block.text("text"))
-    if kind == "thinking":
-        history.echo(block.maybe_text("signature"))
-        return Reasoning(text) if (text := block.text("thinking")) else None
-    if kind == "redacted_thinking":
-        history.echo(block.maybe_text("data"))
-        return None
-    call_id = block.text("id")
-    history.echo(call_id)
-    given = block.value("input")
-    arguments = given if isinstance(given, str) else compact(given)  # see answer.arguments_value
-    return ToolCall(call_id, block.text("name"), arguments)
-
-
-def _tools(request: Fields, history: History) -> tuple[Tool, ...]:
-    found = _referenced(request)
-    tools: list[Tool] = []
-    for tool in request.children("tools"):
-        kind = tool.maybe_text("type")
-        if kind not in (None, "custom"):
-            history.ignore(f"tools.{kind}")  # runs at the provider
-        elif tool.flag("defer_loading") and tool.text("name") not in found:
-            history.ignore("tools.defer_loading")  # not in the prompt until a tool search has found it
-        else:
-            schema = tool.schema("input_schema")
-            if schema is None:
-                raise tool.wrong("input_schema", "expected an object")
-            tools.append(Tool(tool.text("name"), tool.maybe_text("description") or "", schema))
-    return tuple(tools)
-
-
-def _referenced(request: Fields) -> set[str]:
-    """Names of the deferred tools that tool results refer to (Claude Code's ToolSearch)."""
-    names: set[str] = set()
-    for message in request.children("messages"):
-        if not isinstance(message.value("content"), list):
-            continue
-        for block in message.children("content"):
-            if block.value("type") == "tool_result" and isinstance(block.value("content"), list):
-                references = (p for p in block.children("content") if p.value("type") == "tool_reference")
-                names.update(part.text("tool_name") for part in references)
-    return names
 
 
 def _sampling(request: Fields, history: History) -> Sampling:
@@ -225,142 +156,23 @@ def _sampling(request: Fields, history: History) -> Sampling:
     wanted = (output.child("format") if output else None) or request.child("output_format")
     if output:
         history.ignore(*(output.at(name) for name in output.unread()))
-    schema = None
-    if wanted is not None:
-        kind_of(wanted, {"json_schema": ""})
-        schema = _schema(wanted)
+    stops = request.texts("stop_sequences")
+    if not all(stop.strip() for stop in stops):
+        raise request.wrong("stop_sequences", "each stop sequence must contain non-whitespace")
     return Sampling(
         temperature=request.number("temperature"),
         top_p=request.number("top_p"),
         top_k=request.integer("top_k"),
         max_tokens=request.integer("max_tokens", least=1),
-        json_schema=schema,
+        json_schema=_schema(wanted) if wanted else None,
+        stop=stops,
     )
 
 
 def _schema(wanted: Fields) -> str:
     """The schema of a JSON output format. Raises BadRequest when there is none."""
+    kind_of(wanted, ("json_schema",))
     schema = wanted.schema("schema")
     if schema is None:
         raise wanted.wrong("schema", "expected an object")
     return schema
-
-
-# --- answers ------------------------------------------------------------------------------------------------------
-
-
-class MessageStream:
-    """The streamed answer; see `wire.dialect.StreamEncoder`. Claude Code and Pi need the `event:` lines."""
-
-    def __init__(self, model: str, reply_id: str) -> None:
-        self._model, self._id = model, reply_id
-        self._sent = Sent()
-        self._open: Kind | None = None
-        self._index = -1
-        self.ping: bytes = sse.event({"type": "ping"})
-
-    def begin(self) -> bytes:
-        """The empty message; its usage is counted in `finish`, which Claude Code and Pi take over."""
-        usage = {"input_tokens": 0, "output_tokens": 0}
-        return sse.event({"type": "message_start", "message": _message(self._model, self._id, [], None, usage)})
-
-    def delta(self, kind: Kind, text: str) -> bytes:
-        """More thinking or text; thinking is closed, with its signature, before text opens."""
-        if not text:
-            return b""
-        self._sent.add(kind, text)
-        out = self._enter(kind)
-        if kind == "reasoning":
-            return out + self._delta({"type": "thinking_delta", "thinking": text})
-        return out + self._delta({"type": "text_delta", "text": text})
-
-    def finish(self, reply: Reply) -> bytes:
-        """The rest, the tool calls whole, the stop reason with the usage, and the end."""
-        answer = Answer.of(reply)
-        out = self.delta("reasoning", self._sent.rest("reasoning", answer.reasoning))
-        out += self.delta("text", self._sent.rest("text", answer.text))
-        out += self._leave()
-        out += b"" if self._index >= 0 else self._redacted()
-        for call in answer.calls:
-            out += self._start({**_call_block(call), "input": {}})
-            arguments = compact(arguments_value(call.arguments))
-            out += self._delta({"type": "input_json_delta", "partial_json": arguments}) + self._stop()
-        delta = {"stop_reason": _STOP_REASONS[reply.finish], "stop_sequence": None}
-        out += sse.event({"type": "message_delta", "delta": delta, "usage": _usage(reply.usage)})
-        return out + sse.event({"type": "message_stop"})
-
-    def fail(self, error: PolarError) -> bytes:
-        """An error event."""
-        return sse.event(AnthropicMessages().error(error))
-
-    def _enter(self, kind: Kind) -> bytes:
-        if self._open == kind:
-            return b""
-        out = self._leave()
-        if kind == "text" and self._index < 0:
-            out += self._redacted()
-        self._open = kind
-        if kind == "reasoning":
-            return out + self._start({"type": "thinking", "thinking": "", "signature": ""})
-        return out + self._start({"type": "text", "text": ""})
-
-    def _leave(self) -> bytes:
-        if self._open is None:
-            return b""
-        signature = b""
-        if self._open == "reasoning":
-            signature = self._delta({"type": "signature_delta", "signature": self._id})
-        self._open = None
-        return signature + self._stop()
-
-    def _redacted(self) -> bytes:
-        return self._start(_reasoning_block("", self._id)) + self._stop()
-
-    def _start(self, block: Mapping[str, Any]) -> bytes:  # Any: JSON
-        self._index += 1
-        return sse.event({"type": "content_block_start", "index": self._index, "content_block": block})
-
-    def _delta(self, delta: Mapping[str, str]) -> bytes:
-        return sse.event({"type": "content_block_delta", "index": self._index, "delta": delta})
-
-    def _stop(self) -> bytes:
-        return sse.event({"type": "content_block_stop", "index": self._index})
-
-
-def _message(
-    model: str,
-    reply_id: str,
-    content: list[dict[str, Any]],  # Any: JSON
-    stop_reason: str | None,
-    usage: dict[str, int],
-) -> dict[str, Any]:
-    return {
-        "id": f"msg_{reply_id}",
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": content,
-        "stop_reason": stop_reason,
-        "stop_sequence": None,
-        "usage": usage,
-    }
-
-
-def _reasoning_block(reasoning: str, reply_id: str) -> dict[str, Any]:  # Any: JSON
-    if reasoning:
-        return {"type": "thinking", "thinking": reasoning, "signature": reply_id}
-    return {"type": "redacted_thinking", "data": reply_id}
-
-
-def _call_block(call: ToolCall) -> dict[str, Any]:  # Any: JSON
-    return {"type": "tool_use", "id": call.id, "name": call.name}
-
-
-def _usage(usage: Usage) -> dict[str, int]:
-    """Anthropic counts cached tokens beside the input, not inside it."""
-    return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": usage.output_tokens,
-    }

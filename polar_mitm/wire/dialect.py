@@ -44,14 +44,18 @@ class StreamEncoder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Support:
-    """What becomes of the fields of a request; docs/protocols.md is made of it. A field in none is ignored."""
+    """What becomes of the fields of a request; docs/protocols.md is made of it, and `wire.frame` acts on it.
+
+    Fields are dotted paths, as the provider's reference names them, through objects and arrays alike; `a.b[kind]` are
+    the objects in `a.b` whose `type` is `kind`. A field in none of the tables is listed as ignored.
+    """
 
     supported: tuple[str, ...]
-    """Dotted paths of the fields that are honoured, as the provider's reference names them."""
+    """Fields that are honoured."""
     ignored: Mapping[str, str]
-    """Fields that are read, listed in `Conversation.fidelity` and not honoured, each with why that is harmless."""
+    """Fields that are listed in `Conversation.fidelity` and not honoured, each with why that is harmless."""
     refused: Mapping[str, str]
     """Fields answered with the provider's 400, each with the remedy."""
 
@@ -64,10 +68,6 @@ class Dialect(Protocol):
     call_prefix: str
     """What stands before the minted core in the id of a tool call."""
     support: Support
-
-    def matches(self, method: str, path: str) -> bool:
-        """Whether this request (path without query) is a generation call of this protocol."""
-        ...
 
     def decode(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Conversation:
         """The canonical request; `body` also holds what the route read from the path. Header names are lower case.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
 from polar_mitm.errors import BadRequest
@@ -20,7 +20,7 @@ class Fields:
     def __init__(self, value: object, path: str = "") -> None:
         """Raises BadRequest when `value` is not an object."""
         if not isinstance(value, Mapping):
-            raise BadRequest(f"{path or 'body'}: expected an object, got {_shown(value)}")
+            raise BadRequest(f"{path or 'body'}: expected an object, got {_shown(value)}", field=path or None)
         self._values = cast("Mapping[str, Any]", value)  # Any: JSON enters here
         self._read: set[str] = set()
         self.path = path
@@ -93,6 +93,40 @@ class Fields:
         """An array of objects; empty when absent."""
         return [Fields(item, f"{self.at(name)}[{index}]") for index, item in enumerate(self.items(name))]
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """An array of strings, none of them empty; empty when absent."""
+        items = self.items(name)
+        if not all(isinstance(item, str) and item for item in items):
+            raise self.wrong(name, "expected strings that are not empty")
+        return tuple(items)
+
+    def found(self, path: str) -> Iterator[tuple[Fields, str]]:
+        """Where a dotted path says something: the objects, through objects and arrays, and the field's name in each.
+
+        A part `name[kind]` stands for the objects in `name` whose `type` is `kind`; at the end of the path it gives
+        these objects themselves, with "type". Looking counts as no reading. What has another shape is not found.
+        """
+        head, _, rest = path.partition(".")
+        name, _, kind = head.removesuffix("]").partition("[")
+        if not rest and not kind:
+            if self._values.get(name) is not None:
+                yield self, name
+            return
+        wanted = rest.partition(".")[0].partition("[")[0] if rest else "type"
+        for child in self._inner(name, kind, wanted):
+            yield from child.found(rest) if rest else ((child, "type"),)
+
+    def _inner(self, name: str, kind: str, wanted: str) -> Iterator[Fields]:
+        """The objects of a field that are of a kind ('' for any) and have the field `wanted`."""
+        value = self._values.get(name)
+        if isinstance(value, list):
+            several = ((f"[{i}]", item) for i, item in enumerate(cast("list[Any]", value)))  # Any: JSON
+        else:
+            several = iter((("", value),))
+        for place, item in several:
+            if isinstance(item, Mapping) and wanted in item and (not kind or item.get("type") == kind):
+                yield Fields(item, f"{self.at(name)}{place}")
+
     def schema(self, name: str) -> str | None:
         """An object as compact JSON text with its keys in their order, or None."""
         child = self.child(name)
@@ -105,7 +139,7 @@ class Fields:
 
     def wrong(self, name: str, problem: str) -> BadRequest:
         """The error to raise about a field."""
-        return BadRequest(f"{self.at(name)}: {problem}, got {_shown(self._values.get(name))}")
+        return BadRequest(f"{self.at(name)}: {problem}, got {_shown(self._values.get(name))}", field=self.at(name))
 
     def unread(self, ignored: Collection[str] = ()) -> tuple[str, ...]:
         """Names of the fields that say something and were never asked for, and of those in `ignored`."""
@@ -113,7 +147,7 @@ class Fields:
 
     def _wanted[T](self, name: str, value: T | None, kind: str) -> T:
         if value is None:
-            raise BadRequest(f"{self.at(name)}: missing, expected {kind}")
+            raise BadRequest(f"{self.at(name)}: missing, expected {kind}", field=self.at(name))
         return value
 
 

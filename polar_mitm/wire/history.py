@@ -6,9 +6,9 @@ module knows no protocol beyond the shape "a string, or a list of typed text par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from polar_mitm.conversation import Message, Part, Text
+from polar_mitm.conversation import Message, Part, Role, Text
 from polar_mitm.errors import BadRequest
 from polar_mitm.wire.fields import Fields
 
@@ -41,8 +41,12 @@ class History:
     def messages(self, field: str) -> tuple[Message, ...]:
         """The whole history. Raises BadRequest when `field` gave none."""
         if not self._messages:
-            raise BadRequest(f"{field}: at least one message is required")
+            raise BadRequest(f"{field}: at least one message is required", field=field)
         return tuple(self._messages)
+
+    def ends_with(self, role: Role) -> bool:
+        """Whether the last message is of this role."""
+        return bool(self._messages) and self._messages[-1].role == role
 
     @property
     def echoes(self) -> tuple[str, ...]:
@@ -66,7 +70,7 @@ def text_parts(owner: Fields, name: str, kinds: Mapping[str, str]) -> tuple[Text
     return tuple(Text(part.text(kinds[kind_of(part, kinds)])) for part in owner.children(name))
 
 
-def kind_of(part: Fields, kinds: Mapping[str, str]) -> str:
+def kind_of(part: Fields, kinds: Collection[str]) -> str:
     """The part's type, when it is one of `kinds`. Raises BadRequest for any other."""
     kind = part.text("type")
     if kind not in kinds:
@@ -79,6 +83,6 @@ def joined(parts: tuple[Part, ...]) -> str:
     return "".join(part.text for part in parts if isinstance(part, Text))
 
 
-def fidelity(history: History, request: Fields, ignored: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Names of all fields that were read and ignored: of the request, then the dotted ones found inside."""
-    return tuple(dict.fromkeys((*request.unread(ignored), *history.ignored)))
+def fidelity(history: History, request: Fields) -> tuple[str, ...]:
+    """Names of all fields that were ignored: of the request, then the dotted ones found inside."""
+    return tuple(dict.fromkeys((*request.unread(), *history.ignored)))

@@ -1,12 +1,13 @@
 """OpenAI Chat Completions: `POST .../chat/completions`, as Qwen Code, Pi (OpenRouter) and mini-swe-agent speak it.
 
-Invariant: a tool call is sent in one chunk, and text and reasoning are never sent after it. The reply's id stands in
-`id` and nowhere else: no client was seen to return more than `tool_calls[].id`. `created` is 0, for want of a clock.
+Invariant: messages keep their order and their roles, wherever a harness puts its system messages. This module reads
+requests; `chat_answers` writes the answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from polar_mitm.conversation import (
@@ -20,93 +21,111 @@ from polar_mitm.conversation import (
     Tool,
     ToolCall,
     ToolResult,
-    Usage,
 )
-from polar_mitm.errors import PolarError
-from polar_mitm.wire import openai, sse
-from polar_mitm.wire.answer import Answer, Sent
-from polar_mitm.wire.dialect import Kind
+from polar_mitm.errors import BadRequest
+from polar_mitm.wire import chat_answers, frame, openai
+from polar_mitm.wire.dialect import Support
 from polar_mitm.wire.fields import Fields
-from polar_mitm.wire.history import History, fidelity, joined, kind_of, text_parts
+from polar_mitm.wire.history import History, joined, kind_of, text_parts
 
+SUPPORT = Support(
+    supported=(
+        *("model", "messages", "tools", "tool_choice", "stream", "stream_options.include_usage", "response_format"),
+        *("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "seed", "stop", "n", "logprobs"),
+        *("modalities", "prompt_cache_key", "messages.reasoning_content", "messages.reasoning"),
+        *("messages.reasoning_details", "messages.refusal", "messages.tool_calls", "messages.tool_call_id"),
+    ),
+    ignored={
+        "frequency_penalty": "the distribution belongs to the run",
+        "presence_penalty": "the distribution belongs to the run",
+        "repetition_penalty": "the distribution belongs to the run",
+        "min_p": "the distribution belongs to the run",
+        "parallel_tool_calls": "the model may call several tools at once",
+        "reasoning_effort": "the model thinks as its template has it",
+        "reasoning": "the model thinks as its template has it",
+        "verbosity": "the model has no such setting",
+        "prediction": "only speeds up",
+        "stream_options.include_obfuscation": "only pads",
+        "store": "every answer is recorded by the run",
+        "metadata": "for the provider's own records",
+        "user": "for the provider's own records",
+        "safety_identifier": "for the provider's own records",
+        "service_tier": "there is one",
+        "moderation": "nothing is moderated",
+        "prompt_cache_retention": "the engine caches by itself",
+        "prompt_cache_options": "the engine caches by itself",
+        "messages.content.cache_control": "the engine caches by itself",
+        "web_search_options": "runs at the provider",
+        "messages.name": "the templates have no names",
+        "tools.custom.format": "the input of a free-form tool is sampled freely",
+        "tools.function.strict": "arguments are sampled freely",
+    },
+    refused={
+        "top_logprobs": "only the sampled tokens have logprobs: set logprobs alone",
+        "logit_bias": "sampling belongs to the run",
+        "functions": "declare them in tools",
+        "function_call": "use tool_choice",
+        "audio": "only text can be generated",
+        "messages.function_call": "use tool_calls",
+        "messages.audio": "only text is read",
+        "messages.content[image_url]": "only text is read",
+        "messages.content[input_audio]": "only text is read",
+        "messages.content[file]": "only text is read",
+    },
+)
 _TEXT = {"text": "text", "refusal": "refusal"}
-_FIELDS: dict[Kind, str] = {"reasoning": "reasoning_content", "text": "content"}
+_MAX_CHOICES = 128
 
 
 class OpenAIChat:
     """The dialect; see `wire.dialect.Dialect`."""
 
     name = "openai_chat"
-
-    def matches(self, method: str, path: str) -> bool:
-        """Whether this is a generation call, on whatever host and base path."""
-        return method == "POST" and path.endswith("/chat/completions")
+    call_prefix = "call_"
+    support = SUPPORT
+    counted = staticmethod(openai.counted)
+    model = staticmethod(openai.model)
+    models = staticmethod(openai.models)
+    error = staticmethod(openai.body)
+    status = staticmethod(openai.status)
 
     def decode(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Conversation:  # Any: JSON
         """The canonical request. Raises BadRequest."""
-        request, history = Fields(body), History()
-        _refuse(request)
+        request, history = frame.opened(body, SUPPORT, _unsupported)
+        if request.value("modalities") not in (None, [], ["text"]):
+            raise request.wrong("modalities", "only text can be generated")
         for message in request.children("messages"):
             history.add(_message(message, history))
-        tools = tuple(_tool(tool, history) for tool in request.children("tools"))
-        return Conversation(
-            model=request.text("model"),
-            messages=history.messages("messages"),
-            tools=() if openai.no_tools(request) else tools,
+        tools = _tools(request, history)
+        options = request.child("stream_options")
+        thread = request.maybe_text("prompt_cache_key")
+        decoded = frame.conversation(
+            request,
+            history,
+            messages="messages",
+            choice=openai.choose(request, tools, _named),
             sampling=_sampling(request),
-            stream=request.flag("stream"),
-            thread=request.maybe_text("prompt_cache_key") or headers.get("x-session-id"),
-            echoes=history.echoes,
-            fidelity=fidelity(history, request),
+            thread=thread or headers.get("x-session-id"),
         )
+        return replace(decoded, stream_usage=options.flag("include_usage") if options else False)
 
-    def encoder(self, request: Conversation, reply_id: str) -> ChatStream:
+    def encoder(self, request: Conversation, reply_id: str) -> chat_answers.ChatStream:
         """A fresh encoder."""
-        return ChatStream(request.model, reply_id)
+        return chat_answers.ChatStream(request, reply_id)
 
     def encode(self, request: Conversation, reply: Reply) -> dict[str, Any]:  # Any: JSON
         """The plain answer."""
-        answer = Answer.of(reply)
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}  # Any: JSON
-        if answer.calls:
-            message["content"] = answer.text or None
-            message["tool_calls"] = [_call(call) for call in answer.calls]
-        if answer.reasoning:
-            message["reasoning_content"] = answer.reasoning
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish}
-        envelope = _envelope("chat.completion", request.model, reply.id)
-        return {**envelope, "choices": [choice], "usage": _usage(reply.usage)}
-
-    def error(self, error: PolarError) -> dict[str, Any]:  # Any: JSON
-        """The body of a plain error."""
-        return openai.body(error)
-
-    def status(self, error: PolarError) -> int:
-        """The HTTP status of a plain error."""
-        return error.status
+        return chat_answers.completion(request, reply)
 
 
-# --- requests -----------------------------------------------------------------------------------------------------
-
-
-def _refuse(request: Fields) -> None:
-    request.refuse("stop", "remove the stop sequences")
-    request.refuse("logprobs", "logprobs are recorded by the proxy, not returned")
-    request.refuse("top_logprobs", "logprobs are recorded by the proxy, not returned")
-    request.refuse("logit_bias", "sampling belongs to the run")
-    request.refuse("functions", "declare them in tools")
-    request.refuse("function_call", "use tool_choice 'auto' or 'none'")
-    request.refuse("audio", "only text can be generated")
-    if request.value("modalities") not in (None, [], ["text"]):
-        raise request.wrong("modalities", "only text can be generated")
-    if request.integer("n") not in (None, 1):
-        raise request.wrong("n", "not supported: ask for one choice at a time")
+def _unsupported(part: Fields, remedy: str) -> BadRequest:
+    """In OpenAI's words for a model that only reads text, which name the place with dots."""
+    words = f"Invalid content type. {part.text('type')} is only supported by certain models."
+    return BadRequest(f"{words} Here {remedy}.", field=part.at("type").replace("[", ".["))
 
 
 def _message(message: Fields, history: History) -> Message:
     role = message.text("role")
-    if message.value("name") is not None:
-        history.ignore("messages.name")
     if role in ("system", "developer"):
         return Message("system", text_parts(message, "content", _TEXT))
     if role == "user":
@@ -121,16 +140,29 @@ def _message(message: Fields, history: History) -> Message:
 
 
 def _assistant_parts(message: Fields, history: History) -> tuple[Part, ...]:
-    message.refuse("audio", "only text is supported")
-    message.refuse("function_call", "use tool_calls")
-    # Qwen Code 0.24.4 sends the same text under both names
-    reasoning = message.maybe_text("reasoning_content") or message.maybe_text("reasoning")
+    details = _reasoning_details(message, history)
+    # Qwen Code 0.24.4 sends the same text under both names; Pi 1.6.0 sends only the details when it got some
+    reasoning = message.maybe_text("reasoning_content") or message.maybe_text("reasoning") or details
     refusal = message.maybe_text("refusal")
     parts: list[Part] = [Reasoning(reasoning)] if reasoning else []
     parts += [part for part in text_parts(message, "content", _TEXT) if part.text]
     parts += [Text(refusal)] if refusal else []
     parts += [_decode_call(call, history) for call in message.children("tool_calls")]
     return tuple(parts)
+
+
+def _reasoning_details(message: Fields, history: History) -> str:
+    """The text of OpenRouter's reasoning details, whose ids may be ours.
+
+    litellm 1.110.2 (mini-swe-agent) moves fields that it does not know to `provider_specific_fields`.
+    """
+    moved = message.child("provider_specific_fields")
+    texts: list[str] = []
+    for detail in [d for owner in (message, moved) if owner for d in owner.children("reasoning_details")]:
+        for name in ("id", "data", "signature"):
+            history.echo(detail.maybe_text(name))
+        texts.append(detail.maybe_text("text") or detail.maybe_text("summary") or "")
+    return "".join(texts)
 
 
 def _decode_call(call: Fields, history: History) -> ToolCall:
@@ -146,20 +178,32 @@ def _decode_call(call: Fields, history: History) -> ToolCall:
     return ToolCall(call_id, function.text("name"), function.maybe_text("arguments") or "")
 
 
-def _tool(tool: Fields, history: History) -> Tool:
-    kind = kind_of(tool, {"function": "", "custom": ""})
-    declared = tool.wanted_child(kind)
-    name, description = declared.text("name"), declared.maybe_text("description") or ""
-    if kind == "custom":
-        if declared.value("format") is not None:
-            history.ignore("tools.format")
-        return Tool(name, description, "", custom=True)
-    return Tool(name, description, declared.schema("parameters") or openai.NO_PARAMETERS)
+def _tools(request: Fields, history: History) -> tuple[Tool, ...]:
+    tools: list[Tool] = []
+    for tool in request.children("tools"):
+        kind = tool.text("type")
+        if kind not in ("function", "custom"):
+            history.ignore(f"tools[{kind}]")  # runs at the provider
+            continue
+        declared = tool.wanted_child(kind)
+        name, description = declared.text("name"), declared.maybe_text("description") or ""
+        schema = "" if kind == "custom" else declared.schema("parameters") or openai.NO_PARAMETERS
+        tools.append(Tool(name, description, schema, custom=kind == "custom"))
+    return tuple(tools)
+
+
+def _named(choice: Fields) -> str:
+    """The tool that a `tool_choice` means."""
+    return choice.wanted_child(kind_of(choice, ("function", "custom"))).text("name")
 
 
 def _sampling(request: Fields) -> Sampling:
     wanted = request.child("response_format")
     limits = [request.integer(name, least=1) for name in ("max_completion_tokens", "max_tokens")]
+    choices = request.integer("n", least=1) or 1
+    if choices > _MAX_CHOICES:
+        raise request.wrong("n", f"must be at most {_MAX_CHOICES}")
+    one_stop = isinstance(request.value("stop"), str)
     return Sampling(
         temperature=request.number("temperature"),
         top_p=request.number("top_p"),
@@ -167,67 +211,7 @@ def _sampling(request: Fields) -> Sampling:
         max_tokens=limits[0] or limits[1],
         seed=request.integer("seed"),
         json_schema=openai.json_schema(wanted, wanted.child("json_schema")) if wanted else None,
+        stop=tuple(filter(None, [request.text("stop")])) if one_stop else request.texts("stop"),
+        choices=choices,
+        logprobs=request.flag("logprobs"),
     )
-
-
-# --- answers ------------------------------------------------------------------------------------------------------
-
-
-class ChatStream:
-    """The streamed answer; see `wire.dialect.StreamEncoder`."""
-
-    def __init__(self, model: str, reply_id: str) -> None:
-        self._envelope = _envelope("chat.completion.chunk", model, reply_id)
-        self._sent = Sent()
-        self.ping: bytes = self._chunk({})
-
-    def begin(self) -> bytes:
-        """The role."""
-        return self._chunk({"role": "assistant"})
-
-    def delta(self, kind: Kind, text: str) -> bytes:
-        """More reasoning or text."""
-        if not text:
-            return b""
-        self._sent.add(kind, text)
-        return self._chunk({_FIELDS[kind]: text})
-
-    def finish(self, reply: Reply) -> bytes:
-        """The rest, the tool calls, the finish reason, the usage, and the end of the stream."""
-        answer = Answer.of(reply)
-        out = self.delta("reasoning", self._sent.rest("reasoning", answer.reasoning))
-        out += self.delta("text", self._sent.rest("text", answer.text))
-        if not answer.text and not answer.calls:
-            out += self._chunk({"content": ""})
-        for index, call in enumerate(answer.calls):
-            out += self._chunk({"tool_calls": [{"index": index, **_call(call)}]})
-        out += self._chunk({}, reply.finish)
-        return out + sse.data({**self._envelope, "choices": [], "usage": _usage(reply.usage)}) + sse.DONE
-
-    def fail(self, error: PolarError) -> bytes:
-        """An error event; a failed stream has no [DONE]."""
-        return sse.data(openai.body(error))
-
-    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> bytes:  # Any: JSON
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return sse.data({**self._envelope, "choices": [choice]})
-
-
-def _envelope(kind: str, model: str, reply_id: str) -> dict[str, Any]:  # Any: JSON
-    return {"id": f"chatcmpl-{reply_id}", "object": kind, "created": 0, "model": model}
-
-
-def _call(call: ToolCall) -> dict[str, Any]:  # Any: JSON
-    if call.custom:
-        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _usage(usage: Usage) -> dict[str, Any]:  # Any: JSON
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.prompt_tokens + usage.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-    }

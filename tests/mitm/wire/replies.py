@@ -49,7 +49,9 @@ def _call(draw: st.DrawFn, prefix: str, index: int, *, custom: bool) -> ToolCall
     if custom and draw(st.booleans()):
         return ToolCall(f"{prefix}_{CORE}{index}", draw(st.sampled_from(["edit", "exec"])), draw(_text), custom=True)
     separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")]))
-    arguments = json.dumps(draw(_json), separators=separators, ensure_ascii=draw(st.booleans()))
+    # an object: the core gives a function's arguments that are none back as text
+    given = draw(st.dictionaries(_text, _json, max_size=3))
+    arguments = json.dumps(given, separators=separators, ensure_ascii=draw(st.booleans()))
     return ToolCall(f"{prefix}_{CORE}{index}", draw(st.sampled_from(["run", "spawn"])), arguments)
 
 

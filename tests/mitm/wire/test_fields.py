@@ -13,7 +13,19 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
 )
-READERS = ["text", "maybe_text", "flag", "integer", "number", "child", "wanted_child", "items", "children", "schema"]
+READERS = [
+    "text",
+    "maybe_text",
+    "flag",
+    "integer",
+    "number",
+    "child",
+    "wanted_child",
+    "items",
+    "children",
+    "texts",
+    "schema",
+]
 
 
 @given(JSON, st.sampled_from(READERS))
@@ -73,3 +85,47 @@ def test_a_body_that_is_no_object_is_refused():
 def test_compact_json_keeps_the_order_of_keys():
     """No spaces, no escapes, no sorting."""
     assert compact({"b": "é", "a": [1, 2]}) == '{"b":"é","a":[1,2]}'
+
+
+TREE = {"a": [{"type": "x", "b": 1}, {"type": "y", "b": {"c": 2}}, 3, {"b": None}], "d": {"e": 0}, "f": "text"}
+
+
+@pytest.mark.parametrize(
+    ("path", "places"),
+    [
+        ("f", ["f"]),
+        ("g", []),
+        ("a.b", ["a[0].b", "a[1].b"]),
+        ("a.b.c", ["a[1].b.c"]),
+        ("d.e", ["d.e"]),
+        ("a[x]", ["a[0].type"]),
+        ("a[y].b", ["a[1].b"]),
+        ("a[z]", []),
+        ("f.g", []),
+    ],
+)
+def test_a_path_finds_what_says_something(path, places):
+    """Through objects and arrays, by the type where it is given; and nothing counts as read."""
+    fields = Fields(TREE)
+    assert [owner.at(name) for owner, name in fields.found(path)] == places
+    assert fields.unread() == ("a", "d", "f")
+
+
+@given(JSON, st.sampled_from(["a", "a.b", "a[x]", "a[x].b", "a.a.a"]))
+def test_looking_never_fails(value, path):
+    """What has another shape is not found."""
+    list(Fields({"a": value}).found(path))
+
+
+@pytest.mark.parametrize("value", ["x", [1], ["x", ""]])
+def test_texts_are_strings_that_say_something(value):
+    """An array of them."""
+    with pytest.raises(BadRequest, match="a: expected"):
+        Fields({"a": value}).texts("a")
+
+
+def test_an_error_knows_its_field():
+    """So that a provider's error can name it."""
+    with pytest.raises(BadRequest) as caught:
+        Fields({"a": [{"b": 1}]}).children("a")[0].text("b")
+    assert caught.value.field == "a[0].b"

@@ -1,183 +1,21 @@
-"""OpenAI Responses, judged by OpenAI's SDK."""
+"""Requests of OpenAI Responses."""
 
-import json
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from openai import DefaultHttpxClient, OpenAI
 
-from polar_mitm.conversation import Message, Reasoning, Reply, Sampling, Text, Tool, ToolCall, ToolResult
-from polar_mitm.errors import BadRequest, ContextOverflow, EngineError
+from polar_mitm.conversation import Message, Reply, Sampling, Text, Tool, ToolCall
+from polar_mitm.errors import BadRequest
 from polar_mitm.wire.openai_responses import OpenAIResponses
-from tests.mitm.wire.replies import CORE, REQUEST, began, events, golden, replies, serve, streamed, streams
+from polar_mitm.wire.responses_input import COMPACT
+from tests.mitm.wire.replies import CORE, REQUEST
 
 RESPONSES = OpenAIResponses()
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
 
-def _client(transport):
-    return OpenAI(api_key="k", base_url="http://x/v1", http_client=DefaultHttpxClient(transport=transport))
-
-
 def _decode(headers=None, **body):
     return RESPONSES.decode({"model": "m", "input": "hi", **body}, headers or {})
-
-
-@given(data=st.data())
-def test_the_sdk_rebuilds_the_plain_answer_from_the_stream(data):
-    """The response of the terminal event is the plain answer, and the deltas add up to its items."""
-    reply = data.draw(replies())
-    plain = RESPONSES.encode(REQUEST, reply)
-    with _client(serve(json.dumps(plain).encode(), "application/json")) as client:
-        answer = client.responses.create(model="m", input="hi")
-    body = b"".join(data.draw(streams(RESPONSES, reply)))
-    with _client(serve(body)) as client, client.responses.stream(model="m", input="hi") as stream:
-        last = list(stream)[-1]
-    assert last.response.model_dump(exclude_unset=True, warnings=False, exclude=PARSED) == answer.model_dump(
-        exclude_unset=True, warnings=False, exclude=PARSED
-    )
-    assert _rebuilt(body) == plain["output"]
-
-
-PARSED = {"output": {"__all__": {"content": {"__all__": {"parsed"}}, "parsed_arguments": True}}}
-"""What the SDK's stream helper adds to the items."""
-
-
-def _rebuilt(body):
-    """The output as a client that trusts only `added` items, deltas and `done` items in their order."""
-    output, open_items = [], {}
-    for _, event in events(body):
-        kind, index = event["type"], event.get("output_index")
-        if kind == "response.output_item.added":
-            assert not open_items, "an item opened inside another"
-            assert index == len(output)
-            open_items[index] = [event["item"], ""]
-        elif kind.endswith(".delta"):
-            assert event["item_id"] == open_items[index][0]["id"]
-            open_items[index][1] += event["delta"]
-        elif kind == "response.output_item.done":
-            opening, text = open_items.pop(index)
-            assert opening["id"] == event["item"]["id"]
-            assert text == _text_of(event["item"])
-            output.append(event["item"])
-    assert not open_items
-    return output
-
-
-def _text_of(item):
-    texts = item.get("summary") or item.get("content") or []
-    return "".join(part["text"] for part in texts) + item.get("arguments", "") + item.get("input", "")
-
-
-@given(data=st.data())
-def test_sequence_numbers_count_the_events(data):
-    """Pings repeat number 1; the others have no gap."""
-    reply = data.draw(replies())
-    numbers = [value["sequence_number"] for _, value in events(b"".join(data.draw(streams(RESPONSES, reply))))]
-    assert [n for i, n in enumerate(numbers) if i < 2 or n != 1] == list(range(max(numbers) + 1))
-
-
-def test_an_answer_without_reasoning_begins_with_an_empty_reasoning_item():
-    """Harnesses return its encrypted_content on text-only turns."""
-    first, message = RESPONSES.encode(REQUEST, Reply(CORE, (Text("x"),), "stop"))["output"]
-    assert first["summary"] == []
-    assert first["encrypted_content"] == CORE
-    assert message["content"][0]["text"] == "x"
-
-
-def test_reasoning_is_closed_before_text_opens():
-    """The reasoning item is done when the first text comes."""
-    encoder = began(RESPONSES.encoder(REQUEST, CORE))
-    encoder.delta("reasoning", "hm")
-    kinds = [name for name, _ in events(encoder.delta("text", "x"))]
-    assert kinds == [
-        "response.reasoning_summary_text.done",
-        "response.reasoning_summary_part.done",
-        "response.output_item.done",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-    ]
-
-
-def test_a_reply_cut_by_length_is_incomplete():
-    """The terminal event and the message say so."""
-    reply = Reply(CORE, (Text("x"),), "length")
-    name, last = events(streamed(RESPONSES, reply))[-1]
-    assert name == "response.incomplete"
-    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert last["response"]["output"][1]["status"] == "incomplete"
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (ContextOverflow(2, 1), "context_length_exceeded"),
-        (EngineError("odd"), "server_error"),
-        (BadRequest("n: 2"), "invalid_prompt"),
-    ],
-)
-def test_a_failed_response_has_a_code(error, code):
-    """Codex decides by the code whether to try again."""
-    ((name, value),) = events(RESPONSES.encoder(REQUEST, CORE).fail(error))
-    assert name == "response.failed"
-    assert value["response"]["status"] == "failed"
-    assert value["response"]["error"]["code"] == code
-
-
-def test_a_call_names_the_name_space_that_the_tool_was_declared_in():
-    """`functions` is the default and is left out; a custom tool's input is raw."""
-    calls = (ToolCall("call_1", "spawn", "{}"), ToolCall("call_2", "exec", "js()", custom=True))
-    _, spawn, execute = RESPONSES.encode(REQUEST, Reply(CORE, calls, "tool_calls"))["output"]
-    assert (spawn["type"], spawn["namespace"], spawn["name"]) == ("function_call", "agents", "spawn")
-    assert (execute["type"], execute["name"], execute["input"]) == ("custom_tool_call", "exec", "js()")
-    assert "namespace" not in execute
-
-
-def test_tools_of_one_name_in_two_name_spaces_stay_apart():
-    """The later one gets a longer name for the model, and its own back for the harness."""
-    spaces = [{"type": "namespace", "name": name, "tools": [FUNCTION]} for name in ("a", "b")]
-    call = {"type": "function_call", "call_id": "call_1", "namespace": "b", "name": "f", "arguments": "{}"}
-    request = _decode(tools=spaces, input=[{"role": "user", "content": "hi"}, call])
-    assert [tool.name for tool in request.tools] == ["f", "b.f"]
-    assert request.messages[1].parts[0].name == "b.f"
-    *_, item = RESPONSES.encode(request, Reply(CORE, (ToolCall("call_2", "b.f", "{}"),), "tool_calls"))["output"]
-    assert (item["namespace"], item["name"]) == ("b", "f")
-
-
-def test_items_of_one_turn_are_one_assistant_message():
-    """Reasoning, text and call come back as three items and were one reply."""
-    request = golden("codex-0.171.0.tool-turn")
-    conversation = RESPONSES.decode(request["body"], request["headers"])
-    assert [message.role for message in conversation.messages] == [
-        *("system", "system", "user", "user"),
-        *("assistant", "tool"),
-    ]
-    reasoning, text, call = conversation.messages[4].parts
-    assert reasoning == Reasoning("\nThinking about it: the user wants hello.txt.  \n")
-    assert text == Text("  I'll write the file now.\n\n")
-    assert call.arguments.startswith('{ "cmd" : "printf')
-
-
-def test_tools_come_from_the_top_from_name_spaces_and_from_items():
-    """Server tools are left out and listed."""
-    plain = golden("codex-0.171.0.tool-turn")
-    conversation = RESPONSES.decode(plain["body"], plain["headers"])
-    assert ("spawn_agent", "multi_agent_v1") in [(tool.name, tool.namespace) for tool in conversation.tools]
-    assert "tools.web_search" in conversation.fidelity
-    lite = golden("codex-0.171.0.custom-tool-turn")
-    conversation = RESPONSES.decode(lite["body"], lite["headers"])
-    assert next(tool for tool in conversation.tools if tool.custom).name == "exec"
-    assert conversation.messages[-1].parts[0].text.startswith("Script completed\nWall time 0.2 seconds\nOutput:\nhello")
-
-
-def test_ids_are_read_in_the_order_of_the_history():
-    """Item ids, call ids and encrypted contents."""
-    request = golden("opencode-1.18.33.tool-turn")
-    conversation = RESPONSES.decode(request["body"], request["headers"])
-    call = "call_20a624e00d73410591c54c49"
-    assert conversation.echoes == ("gAAAA-stub-encrypted", call, call)
 
 
 def test_instructions_come_first_and_a_string_is_a_user_message():
@@ -203,31 +41,25 @@ def test_sampling_thread_and_ignored_fields_are_read():
     )
     assert conversation.sampling == Sampling(1.0, 0.9, None, 5, None, '{"type":"object"}')
     assert (conversation.thread, conversation.tools) == ("t", ())
-    assert conversation.fidelity == ("prompt_cache_key", "store", "include", "reasoning", "text.verbosity")
+    assert conversation.fidelity == ("store", "reasoning", "text.verbosity")
     assert _decode(prompt_cache_key="key", tools=[FUNCTION]).tools == (Tool("f", "", '{"type":"object"}'),)
     assert _decode(prompt_cache_key="key").thread == "key"
-
-
-def test_outputs_are_tool_messages():
-    """A string, or a list of text parts."""
-    item = {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "a"}]}
-    assert _decode(input=[item]).messages == (Message("tool", (ToolResult("call_1", "a"),)),)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("previous_response_id", "resp_1"),
         ("conversation", "conv_1"),
         ("prompt", {"id": "p"}),
         ("background", True),
         ("top_logprobs", 2),
-        ("include", ["message.output_text.logprobs"]),
         ("tool_choice", {"type": "function", "name": "f"}),
         ("max_output_tokens", 0),
         ("input", []),
-        ("input", [{"type": "compaction_trigger"}]),
+        ("tool_choice", {"type": "web_search"}),
         ("input", [{"type": "item_reference", "id": "x"}]),
+        ("input", [{"type": "compaction", "encrypted_content": "gAAAA"}]),
+        ("input", [{"type": "invented"}]),
         ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]),
         ("input", [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]),
         ("input", [{"role": "tool", "content": "x"}]),
@@ -236,5 +68,106 @@ def test_outputs_are_tool_messages():
 )
 def test_what_would_change_the_meaning_is_refused(field, value):
     """The error names the field."""
-    with pytest.raises(BadRequest, match=field):
+    with pytest.raises(BadRequest) as caught:
         _decode(**{field: value})
+    assert field in f"{caught.value.field} {caught.value}"
+
+
+SPACED = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "offered", "forced"),
+    [
+        ("required", ["f", "shell", "spawn"], ""),
+        ({"type": "function", "name": "f"}, ["f", "shell", "spawn"], "f"),
+        ({"type": "function", "name": "spawn", "namespace": "agents"}, ["f", "shell", "spawn"], "spawn"),
+        ({"type": "shell"}, ["f", "shell", "spawn"], "shell"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}, [], None),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "f"}, {"type": "mcp"}],
+            },
+            ["f"],
+            "",
+        ),
+    ],
+)
+def test_a_tool_choice_says_what_may_and_must_be_called(choice, offered, forced):
+    """In each of the protocol's forms; tools that run at the provider are nothing to choose from."""
+    conversation = _decode(tools=[FUNCTION, {"type": "shell"}, {"type": "mcp"}, SPACED], tool_choice=choice)
+    assert [tool.name for tool in conversation.tools] == offered
+    assert conversation.forced_tool == forced
+
+
+def test_a_required_call_of_a_tool_that_is_not_here_is_refused():
+    """The model could call none of the allowed ones."""
+    with pytest.raises(BadRequest, match="tool_choice: a call is required"):
+        _decode(tools=[{"type": "mcp"}], tool_choice="required")
+
+
+def test_an_earlier_answer_is_continued_by_its_id():
+    """The new items are all that the request holds; the answer names what it continues."""
+    conversation = _decode(previous_response_id=f"resp_{CORE}")
+    assert conversation.continues == f"resp_{CORE}"
+    answer = RESPONSES.encode(conversation, Reply(CORE, (Text("x"),), "stop"))
+    assert answer["previous_response_id"] == f"resp_{CORE}"
+
+
+def test_a_compaction_trigger_asks_for_a_summary():
+    """Codex sends it as the last item and wants one compaction item, which holds the summary and expands again."""
+    history = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    request = _decode(input=[*history, {"type": "compaction_trigger"}])
+    assert request.compacts == "item"
+    assert request.messages[-1] == Message("user", (Text(COMPACT),))
+    answer = RESPONSES.encode(request, Reply(CORE, (Text("We said h\u00e9llo."),), "stop"))
+    assert [item["type"] for item in answer["output"]] == ["compaction"]
+    assert answer["status"] == "completed"
+    after = _decode(input=[*answer["output"], {"role": "user", "content": "go on"}])
+    assert after.messages[0].role == "user"
+    assert after.messages[0].parts[0].text.endswith("it replaces:\n\nWe said h\u00e9llo.")
+    assert after.echoes == (f"cmp_{CORE}",)
+
+
+def test_the_compact_route_answers_with_the_whole_history():
+    """What the user said, then the compaction item; our own request for a summary is not among it."""
+    request = replace(_decode(compacts=True), asked_at=7)
+    assert request.compacts == "history"
+    answer = RESPONSES.encode(request, Reply(CORE, (Text("a summary"),), "length"))
+    assert (answer["object"], answer["created_at"]) == ("response.compaction", 7)
+    user, compaction = answer["output"]
+    assert user["content"] == [{"type": "input_text", "text": "hi"}]
+    assert compaction["type"] == "compaction"
+    assert _decode(input=answer["output"]).messages[0] == Message("user", (Text("hi"),))
+
+
+def test_an_image_is_refused_in_openais_words():
+    """With the place and the code by which the SDKs tell it from others."""
+    image = {"type": "input_image", "image_url": "data:,"}
+    with pytest.raises(BadRequest, match="Invalid value: 'input_image'") as caught:
+        _decode(input=[{"role": "user", "content": [image]}])
+    error = RESPONSES.error(caught.value)["error"]
+    assert (error["param"], error["code"]) == ("input[0].content[0].type", "invalid_value")
+
+
+def test_what_runs_at_the_provider_is_left_out_and_listed():
+    """A session that was begun at OpenAI can go on here."""
+    items = [
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "mcp_call", "id": "mcp_1", "name": "f", "arguments": "{}", "output": "x"},
+        {"role": "user", "content": "hi"},
+    ]
+    conversation = _decode(input=items, tools=[{"type": "web_search"}, {"type": "mcp", "server_label": "x"}])
+    assert conversation.messages == (Message("user", (Text("hi"),)),)
+    assert conversation.tools == ()
+    assert set(conversation.fidelity) == {
+        *("input[web_search_call]", "input[mcp_call]", "tools[web_search]", "tools[mcp]"),
+    }
+
+
+def test_a_model_that_calls_nothing_that_was_declared_is_answered_all_the_same():
+    """The name goes out as it was sampled."""
+    call = RESPONSES.encode(REQUEST, Reply(CORE, (ToolCall("call_1", "web_search", "{}"),), "tool_calls"))["output"][1]
+    assert (call["type"], call["name"]) == ("function_call", "web_search")
