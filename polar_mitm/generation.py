@@ -48,16 +48,20 @@ class Generation:
         return np.concatenate(self._ids) if self._ids else _EMPTY
 
     @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """Their log-probabilities, float32 [T]."""
+        return np.concatenate(self._logprobs) if self._logprobs else np.empty(0, np.float32)
+
+    @property
     def cached_tokens(self) -> int:
         """Prompt tokens that the engine had in its prefix cache."""
         return self._cached
 
     def columns(self) -> dict[str, Any]:  # Any: a row
         """The columns of the calls table that sampling determines."""
-        logprobs = np.concatenate(self._logprobs) if self._logprobs else np.empty(0, np.float32)
         return {
             "output_ids": self.output_ids,
-            "logprobs": logprobs,
+            "logprobs": self.logprobs,
             "versions": [asdict(span) for span in self._spans],
             "temperature": self.applied.get("temperature"),
             "sampling_applied": json.dumps(self.applied),

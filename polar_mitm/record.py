@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from polar_mitm.conversation import Conversation, message_json, tools_key
 from polar_mitm.errors import PolarError
-from polar_mitm.identity import Parent, RootReason, Session
+from polar_mitm.identity import Session
 from polar_mitm.journal import shrink
 from polar_mitm.rows import token_hash
+from polar_mitm.tips import Parent, RootReason
 from polar_mitm.tokens import Tokens
 from polar_mitm.wire import Dialect
 
@@ -33,6 +34,8 @@ class Incoming:
     """Names in lower case."""
     body: bytes
     """Decompressed."""
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # Any: JSON
+    """What the route read from path and query: it joins the fields of the body."""
 
 
 def first_row(run_id: str, incoming: Incoming, call_id: str, now_ns: int) -> Row:
@@ -57,7 +60,7 @@ def request_row(request: Conversation) -> Row:
         "model": _storable(request.model),
         "stream": request.stream,
         "thread_id": None if request.thread is None else _storable(request.thread),
-        "sampling_asked": json.dumps(asdict(request.sampling)),
+        "sampling_asked": json.dumps(asdict(request.sampling) | {"forced_tool": request.forced_tool}),
         "fidelity": [_storable(name) for name in request.fidelity],
         "tools_key": tools_key(request.tools),
     }
@@ -81,11 +84,11 @@ def prompt_row(
         "root_reason": root,
         "prompt_len": len(prompt),
         "prompt_shared": shared,
-        "prompt_suffix": prompt[shared:],
+        "prompt_suffix": prompt[shared:].copy(),  # a view would keep the whole prompt as long as the row
         "prompt_hash": token_hash(prompt),
         "messages": json.dumps([message_json(m) for m in request.messages[known:]]),
         "tools": None if parent else json.dumps([asdict(t) for t in request.tools]),
-        "request": json.dumps(shrink(body, parent.tip.body if parent else None)),
+        "request": json.dumps(shrink(body, parent.tip.outline if parent else None)),
     }
 
 

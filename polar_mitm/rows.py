@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _SPANS = pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32()), ("version", pa.string())]))
 
@@ -30,8 +30,18 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("choice", pa.int32(), "index of the choice; 0 unless the request asked for n > 1"),
     ("session_id", pa.string(), "one harness run"),
     ("group_id", pa.string(), "samples of one task, as registered with the session; null if none"),
-    ("thread_id", pa.string(), "the harness's own thread inside the session; null if it names none"),
+    (
+        "thread_id",
+        pa.string(),
+        "thread inside the session: the harness's own id, else the parent's thread, else, for the first call of a "
+        "sub-agent, its call_id; null for the main line of a harness that names none",
+    ),
     ("kind", pa.string(), "agent, subagent, compaction, auxiliary or foreign"),
+    (
+        "kind_evidence",
+        pa.string(),
+        "what the kind was told by: fingerprint, header, request, tree, prompt, shape or default (see kinds.py)",
+    ),
     ("status", pa.string(), "completed, aborted (cut short), failed, lost (no finish record) or refused"),
     ("error_kind", pa.string(), "errors.py name; null unless failed or refused"),
     ("error", pa.string(), "message of the error; null if none"),
@@ -54,6 +64,12 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("prompt_suffix", pa.list_(pa.int32()), "the prompt's tokens after prompt_shared"),
     ("prompt_hash", pa.binary(16), "blake2b-16 of the whole prompt as little-endian int32"),
     ("output_ids", pa.list_(pa.int32()), "sampled token ids, the stop token included"),
+    (
+        "kept_len",
+        pa.int32(),
+        "leading output tokens that the answer stands for when a stop string ended it; those after it are recorded, "
+        "not trained, and no later prompt holds them; null: all",
+    ),
     ("logprobs", pa.list_(pa.float32()), "log-probability of each sampled token under the applied temperature"),
     ("versions", _SPANS, "which weight version sampled output_ids[start:end]"),
     ("temperature", pa.float32(), "applied temperature; logprobs are of logits / temperature"),
@@ -66,15 +82,29 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
         "grammar, greedy, truncated, penalty, mixed_kv, foreign, aborted, lost or failed; null if trainable",
     ),
     ("finish", pa.string(), "stop, length or tool_calls, as told to the harness; null if unfinished"),
+    (
+        "reply_faults",
+        pa.list_(pa.string()),
+        "why calls that the model wrote stand in the reply's text, one for each: malformed_tool_call, "
+        "truncated_tool_call or unknown_tool (none that was offered)",
+    ),
     ("engine_finish", pa.string(), "JSON: the engine's finish_reason, raw"),
     ("cached_tokens", pa.int32(), "prompt tokens that the engine had in its prefix cache"),
     ("client_delivered", pa.bool_(), "whether the whole answer was written to the client"),
+    ("repeats", pa.int32(), "how many repeats of the request were given this sample instead of one of their own"),
     (
         "rerender_shared",
         pa.int32(),
-        "leading prompt tokens that a plain re-render of the harness's history shares; null if not rendered",
+        "leading prompt tokens that a plain re-render of the harness's history shares; null for a root, and where it "
+        "was not rendered: the first 8 calls of a session are, and all of up to 2,048 tokens, of later ones a share of "
+        "2,048 / prompt_len",
     ),
-    ("history_key", pa.binary(16), "chained hash of the canonical history up to and including the reply"),
+    (
+        "history_key",
+        pa.binary(16),
+        "chained hash of the canonical history up to and including the reply; null "
+        "when a stop string cut the reply inside a token: no call continues it",
+    ),
     ("tools_key", pa.binary(16), "hash of the offered tools"),
     ("messages", pa.string(), "JSON: canonical messages after the parent's history and reply (all, for a root)"),
     ("tools", pa.string(), "JSON: offered tools; null when they are the parent's"),
@@ -88,25 +118,21 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
 )
 
 SCHEMA = pa.schema([pa.field(name, kind) for name, kind, _ in COLUMNS])
+_NAMES = frozenset(SCHEMA.names)
+_ROW = pa.struct(list(SCHEMA))
 
 
-def to_batch(row: dict[str, Any]) -> pa.RecordBatch:
-    """One row as a RecordBatch of SCHEMA; absent columns are null. numpy arrays are taken without copying.
+def to_batch(row: dict[str, Any]) -> pa.RecordBatch:  # Any: a column's value, typed by the schema
+    """One row as a RecordBatch of SCHEMA; absent columns are null. numpy arrays are copied.
 
     Raises KeyError for a name that is no column.
     """
-    unknown = row.keys() - set(SCHEMA.names)
+    unknown = row.keys() - _NAMES
     if unknown:
         raise KeyError(f"no such column: {sorted(unknown)}")
-    arrays = [_array(row.get(field.name), field.type) for field in SCHEMA]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def _array(value: Any, kind: pa.DataType) -> pa.Array:  # Any: a column's value, typed by the schema
-    if value is not None and pa.types.is_list(kind) and pa.types.is_primitive(kind.value_type):
-        values = pa.array(value, type=kind.value_type)
-        return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
-    return pa.array([value], type=kind)
+    return pa.RecordBatch.from_struct_array(
+        pa.array([row], type=_ROW)
+    )  # one conversion: a tenth of one for each column
 
 
 def token_hash(ids: NDArray[np.int32]) -> bytes:

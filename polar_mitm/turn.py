@@ -9,34 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from polar_mitm.conversation import (
-    Conversation,
-    Finish,
-    Part,
-    Reasoning,
-    Reply,
-    ToolCall,
-    Usage,
-    extend_key,
-    history_keys,
-    part_json,
-    tools_key,
-)
+from polar_mitm.choice import Choice, News, Order
+from polar_mitm.conversation import Conversation, Reasoning, history_keys
 from polar_mitm.desk import Answered, Desk
-from polar_mitm.engine import Description
-from polar_mitm.errors import BadRequest, ContextOverflow, EngineUnavailable, JournalError, PolarError
-from polar_mitm.generation import Generation
-from polar_mitm.identity import Parent, RootReason, Tip, mint, new_call_id
+from polar_mitm.errors import BadRequest, EngineUnavailable, JournalError, PolarError
+from polar_mitm.identity import CALL_ID_LENGTH, mint, new_call_id
+from polar_mitm.journal import outline
+from polar_mitm.kinds import AGENT, Verdict
+from polar_mitm.prompting import Prompt, check_fits, is_audited, prompt_of, rerender_shared
 from polar_mitm.record import Incoming, Row, first_row, prompt_row, refused_row, request_row
-from polar_mitm.tokens import Reading, Tokens
+from polar_mitm.retries import Take, asked
+from polar_mitm.tips import Parent
 
 _FLUSH_SECONDS = 0.05
 _PING_SECONDS = 10.0
@@ -45,19 +33,22 @@ _PING_SECONDS = 10.0
 async def open_call(desk: Desk, incoming: Incoming) -> Call:
     """Decode a request and start sampling its answer. Raises PolarError, already recorded, when it cannot begin."""
     row = first_row(desk.run_id, incoming, new_call_id(), time.time_ns())
-    row["kind"] = desk.fingerprints.kind(incoming.session, incoming.headers)
+    declared = desk.kinds.declared(incoming.session, incoming.headers)
+    row |= declared.columns
     try:
-        body = parse_body(incoming.body)
-        request = incoming.dialect.decode(body, incoming.headers)
+        body, request = await _read(desk, incoming)
+        request = replace(request, asked_at=row["began_ns"] // 1_000_000_000)
         row |= request_row(request)
-        prompt = await _prompt(desk, incoming, request)
+        prompt = await prompt_of(desk, incoming.session, request)
         if desk.described:
             check_fits(prompt.ids, desk.described)
     except PolarError as error:
         await _record_refusal(desk, row, error, incoming.body)
         raise
     row |= prompt_row(prompt.ids, prompt.parent, prompt.root_reason, request, body)
-    call = Call(desk, incoming, request, prompt, row=row, body=body)
+    row |= desk.judge(incoming.session.session_id, request, declared, prompt.parent).columns
+    row["thread_id"] = row["thread_id"] or _thread(row, prompt.parent)
+    call = Call(desk, incoming, request, prompt, row=row, body=body, declared=declared)
     call.start()
     return call
 
@@ -66,6 +57,19 @@ async def refuse(desk: Desk, incoming: Incoming, error: PolarError) -> None:
     """Record a request that is turned away before it is read."""
     row = first_row(desk.run_id, incoming, new_call_id(), time.time_ns())
     await _record_refusal(desk, row, error, incoming.body)
+
+
+async def count(desk: Desk, incoming: Incoming) -> int:
+    """The exact number of prompt tokens that a generation call with this body has. No sample, no row."""
+    _, request = await _read(desk, incoming)
+    return len((await prompt_of(desk, incoming.session, request)).ids)
+
+
+async def _read(desk: Desk, incoming: Incoming) -> tuple[dict[str, Any], Conversation]:  # Any: JSON
+    """The body with what the route adds to it, and the whole conversation that it asks to go on with."""
+    body = parse_body(incoming.body) | dict(incoming.fields)
+    request = incoming.dialect.decode(body, incoming.headers)
+    return body, uncut(await desk.continued(incoming.session, request, instructed=bool(body.get("instructions"))))
 
 
 def parse_body(body: bytes) -> dict[str, Any]:  # Any: JSON
@@ -79,37 +83,24 @@ def parse_body(body: bytes) -> dict[str, Any]:  # Any: JSON
     return value
 
 
-def check_fits(prompt: Tokens, described: Description) -> None:
-    """Raises ContextOverflow when no token could be sampled after this prompt."""
-    if _room(prompt, described) < 1:
-        raise ContextOverflow(len(prompt), described.context)
+def uncut(request: Conversation) -> Conversation:
+    """Without the reasoning of a reply that was cut off: the model begins that reply anew.
+
+    Codex 0.171.0 keeps the items that were finished before a cut and posts again; a reasoning item alone is no turn.
+    """
+    messages = request.messages
+    if len(messages) < 2 or messages[-1].role != "assistant":
+        return request
+    if not all(isinstance(part, Reasoning) for part in messages[-1].parts):
+        return request
+    return replace(request, messages=messages[:-1], fidelity=(*request.fidelity, "reasoning of a reply cut off"))
 
 
-def _room(prompt: Tokens, described: Description) -> int:
-    """How many tokens may be sampled: SGLang keeps one position of the context free."""
-    return described.context - len(prompt) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt and where it comes from."""
-
-    ids: Tokens
-    parent: Parent | None
-    root_reason: RootReason | None
-
-
-async def _prompt(desk: Desk, incoming: Incoming, request: Conversation) -> Prompt:
-    """The parent's tokens extended by the new messages; a full render when there is no parent or no bridge."""
-    found = await desk.find_parent(incoming.session, request)
-    if isinstance(found, Parent):
-        tip, history = found.tip, request.messages
-        bridge = desk.template.bridge
-        ids = await desk.tokens(bridge, tip.prompt_ids, tip.output_ids, history, found.messages, request.tools)
-        if ids is not None:
-            return Prompt(ids, found, None)
-        found = "bridge_refused"
-    return Prompt(await desk.tokens(desk.template.render, request.messages, request.tools), None, found)
+def _thread(row: Row, parent: Parent | None) -> str | None:
+    """The thread of a call whose harness names none: its parent's, its own for a sub-agent's first; else the main."""
+    if parent is not None:
+        return parent.tip.thread
+    return row["call_id"] if row["kind"] == "subagent" else None
 
 
 async def _record_refusal(desk: Desk, row: Row, error: PolarError, body: bytes) -> None:
@@ -121,31 +112,52 @@ class Call:
     """One call: sampled by a task of its own, listened to by the gateway."""
 
     def __init__(
-        self, desk: Desk, incoming: Incoming, request: Conversation, prompt: Prompt, *, row: Row, body: dict[str, Any]
-    ) -> None:  # Any: JSON
+        self, desk: Desk, incoming: Incoming, request: Conversation, prompt: Prompt, *,
+        row: Row, body: dict[str, Any], declared: Verdict,
+    ) -> None:  # Any: JSON  # fmt: skip
         self.request = request
-        self._desk, self._incoming, self._prompt, self._row, self._body = desk, incoming, prompt, row, body
+        self._desk, self._incoming, self._prompt, self._rows = desk, incoming, prompt, [row]
+        self._declared, self._outline = declared, outline(body)
+        self._instructed = bool(body.get("instructions"))
         self._session_id = incoming.session.session_id
         self._reply_id = mint(desk.key, self._session_id, row["call_id"])
-        self._digest = _digest(self._session_id, incoming.dialect.name, body)
-        self._seed = f"{self._session_id}\0{desk.ordinal(self._session_id)}"
-        self._news: asyncio.Queue[tuple[str, str] | None] = asyncio.Queue()
-        self._reading = Reading(desk.template, prompt.ids, request.tools)
-        self._generation: Generation | None = None
+        self._asked = asked(self._session_id, incoming.dialect.name, body, self._outline, incoming.headers)
+        self._ordinal = desk.ordinal(self._session_id)
+        self._news: asyncio.Queue[News | None] = asyncio.Queue()
+        self._choices: list[Choice] = []
         self._task: asyncio.Task[Answered] | None = None
-        self._sampled = self._delivered = False
+        self._take: Take[News] = Take(self._asked, self._reply_id)
+        self._delivered = False
 
     # -- for the gateway
 
     def start(self) -> None:
-        """Begin sampling, or take the reply that an earlier connection did not live to receive."""
-        earlier = self._desk.undelivered.pop(self._digest, None)
-        if earlier is not None:
-            self._reply_id = earlier.reply.id
-        self._task = asyncio.create_task(self._sample() if earlier is None else _given(earlier))
-        self._task.add_done_callback(lambda _: self._news.put_nowait(None))
-        self._desk.running.add(self._task)
-        self._task.add_done_callback(self._desk.running.discard)
+        """Begin sampling, or take the sample of an earlier request that this one repeats."""
+        retries, earlier = self._desk.retries, self._desk.retries.find(self._asked)
+        if earlier is None:
+            self._task = self._take.task = asyncio.create_task(self._sample())
+            self._desk.running.add(self._task)
+            self._task.add_done_callback(self._desk.running.discard)
+            self._task.add_done_callback(self._settle)
+            retries.run(self._take)
+        else:
+            self._take, self._task, self._reply_id = earlier, earlier.task, earlier.reply_id
+        self._take.join(self._news)
+        if self._rows[0]["kind"] == AGENT.kind and not self.request.tools and earlier is None:
+            self._desk.await_evidence(self._session_id, self, len(self._incoming.body))
+
+    def reconsider(self) -> None:
+        """The session has shown more: judge the kind of this call again, and correct a row that is written."""
+        verdict = self._desk.kinds.judge(self._session_id, self.request, self._declared, self._prompt.parent)
+        for row in self._rows:
+            row |= verdict.columns
+        if verdict != AGENT and (answered := _answer(self._take.task)):
+            self._amend(answered, verdict.columns)
+
+    @property
+    def call_id(self) -> str:
+        """Of the call whose reply this is."""
+        return self._reply_id[:CALL_ID_LENGTH]
 
     async def stream(self) -> AsyncGenerator[bytes]:
         """The streamed answer, pings included; the last item is the terminal event, or a terminal error."""
@@ -153,7 +165,7 @@ class Call:
         yield encoder.begin()
         try:
             async for news in self._listen():
-                yield b"".join(encoder.delta(kind, text) for kind, text in news) if news else encoder.ping  # pyright: ignore[reportArgumentType]
+                yield b"".join(encoder.delta(kind, text, choice) for kind, text, choice in news) or encoder.ping
             answered = await self._result()
         except PolarError as error:
             yield encoder.fail(error)
@@ -167,27 +179,44 @@ class Call:
 
     def delivered(self) -> None:
         """The whole answer was written to the client."""
-        assert self._task is not None
         self._delivered = True
-        self._desk.note(self._note(self._task.result().row | {"client_delivered": True}))
+        self._take.leave(self._news)
+        if answered := _answer(self._task):
+            self._desk.retries.delivered(self._take, answered)
+            self._amend(answered, {"client_delivered": True, "repeats": self._take.repeats})
 
     def leave(self) -> None:
-        """The client is gone: stop sampling, or keep a sampled reply for its next try."""
+        """The client is gone: when nobody else listens, stop sampling, or keep a sampled reply for its next try."""
         task = self._task
-        if self._delivered or task is None:
+        if self._delivered or task is None or not self._take.leave(self._news):
             return
-        if self._sampled or task.done():
+        if self._take.sampled or task.done():
             task.add_done_callback(self._keep)
         else:
+            self._desk.retries.failed(self._take)
             task.cancel()
 
     def _keep(self, task: asyncio.Task[Answered]) -> None:
-        if not task.cancelled() and task.exception() is None:
-            self._desk.keep_undelivered(self._digest, task.result())
+        if not self._take.listeners and (answered := _answer(task)):
+            self._desk.retries.missed(self._take, answered)
+
+    def _settle(self, task: asyncio.Task[Answered]) -> None:
+        """Sampling ended."""
+        self._take.heard.clear()  # the reply has it all
+        if _answer(task):
+            self._desk.retries.stop(self._take)
+        else:
+            self._desk.retries.failed(self._take)
+
+    def _amend(self, answered: Answered, columns: Row) -> None:
+        """Write the finished rows again, with what is known by now."""
+        for row in answered.rows:
+            row |= columns
+        self._desk.note(self._note([dict(row) for row in answered.rows]))
 
     # -- listening
 
-    async def _listen(self) -> AsyncIterator[list[tuple[str, str]]]:
+    async def _listen(self) -> AsyncIterator[list[News]]:
         """Batches of news, at most one every 50 ms; an empty batch when there was none for too long."""
         last, open_ = 0.0, True
         while open_:
@@ -214,123 +243,84 @@ class Call:
                 raise
             raise EngineUnavailable("the interceptor is being stopped: this call was ended and recorded") from None
 
-    async def _note(self, row: Row) -> None:
+    async def _note(self, rows: list[Row]) -> None:
         with suppress(JournalError):  # the row stands as undelivered; the next call is told that the journal is broken
-            await self._desk.journal.finish([row])
+            await self._desk.journal.finish(rows)
 
     # -- sampling
 
     async def _sample(self) -> Answered:
-        desk, audit = self._desk, None
-        self._row = desk.journal.begin(self._row)
+        desk, begun = self._desk, self._rows[0]
+        self._rows = [desk.journal.begin(begun | {"choice": i}) for i in range(self.request.sampling.choices)]
+        self._choices = [self._choice(row) for row in self._rows]
         try:
             described = await desk.ready()
             check_fits(self._prompt.ids, described)
-            if self._prompt.parent is not None:
-                audit = asyncio.ensure_future(self._rerendered())
-            generation = self._begin(described)
-            async with aclosing(generation.pieces()) as pieces:
-                async for ids in pieces:
-                    for news in await desk.tokens(self._reading.push, ids):
-                        self._news.put_nowait(news)
-            self._sampled = True
-            return await self._record_reply(generation, await audit if audit else None)
+            audit = asyncio.ensure_future(self._audited())
+            tell = self._take.tell if self.request.stream else None
+            await _together([choice.sample(described, tell) for choice in self._choices])
+            self._take.sampled = True
+            return await self._record_replies(await audit)
         except PolarError as error:
-            await self._record_end("failed", error)
+            await self._record_end(error)
             raise
         except asyncio.CancelledError:
-            await self._record_end("aborted", None)
+            await self._record_end(None)
             raise
 
-    def _begin(self, described: Description) -> Generation:
-        desk, room = self._desk, _room(self._prompt.ids, described)
-        applied = desk.sampling.applied(self.request.sampling, room, desk.template.stop_ids, self._seed)
-        self._generation = Generation(desk.engine, self._prompt.ids, applied, desk.wait)
-        return self._generation
+    def _choice(self, row: Row) -> Choice:
+        reply_id = mint(self._desk.key, self._session_id, row["call_id"], row["choice"])
+        seed = f"{self._session_id}\0{self._ordinal}"
+        order = Order(self.request, self._prompt, seed, self._incoming.dialect.call_prefix)
+        return Choice(self._desk, order, reply_id, row)
 
-    async def _rerendered(self) -> Tokens | None:
-        """What a plain re-render of the harness's history gives; made while the engine samples."""
-        try:
-            return await self._desk.tokens(self._desk.template.render, self.request.messages, self.request.tools)
-        except BadRequest:
-            return None  # the template refuses the history that the bridge could extend
+    async def _audited(self) -> int | None:
+        """How much of a bridged prompt a plain re-render shares, where that is looked at; while the engine samples."""
+        ids = self._prompt.ids
+        if self._prompt.parent is None or not is_audited(self._rows[0]["call_id"], self._ordinal, len(ids)):
+            return None
+        return await rerender_shared(self._desk, ids, self.request)
 
     # -- recording
 
-    async def _record_reply(self, generation: Generation, rendered: Tokens | None) -> Answered:
-        desk, request = self._desk, self.request
-        parts = self._minted(await desk.tokens(self._reading.finish))
-        usage = self._usage(generation, parts)
-        reply = Reply(self._reply_id, parts, finish_of(generation.finish, parts), usage)
-        history = history_keys(request.messages)
-        key = extend_key(history[-1] if history else b"", reply.message)
-        reason = self._untrainable(generation)
-        row = self._row | generation.columns()
-        row |= {
-            "status": "completed",
-            "trainable": reason is None,
-            "untrainable_reason": reason,
-            "finish": reply.finish,
-            "client_delivered": False,
-            "rerender_shared": None if rendered is None else shared_prefix(rendered, self._prompt.ids),
-            "history_key": key,
-            "reply": json.dumps([part_json(p) for p in parts]),
-            "answer": json.dumps(self._incoming.dialect.encode(request, reply)),
-            "ended_ns": time.time_ns(),
-        }
-        await desk.journal.finish([row])
-        tools, ids = tools_key(request.tools), self._prompt.ids
-        tip = Tip(row["call_id"], 0, ids, generation.output_ids, key, tools, self._body)
-        desk.tips.add(self._session_id, tip)
-        return Answered(reply, row)
+    async def _record_replies(self, rerendered: int | None) -> Answered:
+        desk, request, parent = self._desk, self.request, self._prompt.parent
+        first, *others = [await choice.reply() for choice in self._choices]
+        reply = replace(first, others=tuple(others))
+        known, start = (parent.messages, parent.tip.history_key) if parent else (0, b"")
+        history = [start, *history_keys(request.messages[known:], start)][-1]
+        rows = [
+            choice.completed(said, history) | {"rerender_shared": rerendered, "repeats": self._take.repeats}
+            for choice, said in zip(self._choices, reply.choices, strict=True)
+        ]
+        rows[0]["answer"] = json.dumps(self._incoming.dialect.encode(request, reply))
+        await desk.journal.finish(rows)
+        for row in rows:
+            desk.keep(row, self._outline, instructed=self._instructed)
+        for said in reply.choices:
+            desk.kinds.spawns(self._session_id, said.parts)
+        return Answered(reply, rows)
 
-    async def _record_end(self, status: str, error: PolarError | None) -> None:
-        row = self._row | (self._generation.columns() if self._generation else {})
-        row |= {"status": status, "untrainable_reason": status, "client_delivered": False, "ended_ns": time.time_ns()}
-        if error is not None:
-            row |= {"error_kind": error.kind, "error": str(error)}
-        with suppress(JournalError):  # a broken journal keeps the begin record: the call is found as lost
-            await asyncio.shield(self._desk.journal.finish([row]))
-
-    def _untrainable(self, generation: Generation) -> str | None:
-        if self._row["kind"] == "foreign":
-            return "foreign"
-        return self._desk.sampling.untrainable(self.request.sampling) or ("mixed_kv" if generation.mixed_kv else None)
-
-    def _minted(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        """Give the tool calls the ids that the harness must echo."""
-        prefix = "toolu_" if self._incoming.dialect.name == "anthropic" else "call_"
-        return tuple(
-            replace(part, id=f"{prefix}{self._reply_id}{index:02x}") if isinstance(part, ToolCall) else part
-            for index, part in enumerate(parts)
-        )
-
-    def _usage(self, generation: Generation, parts: tuple[Part, ...]) -> Usage:
-        reasoning = "".join(p.text for p in parts if isinstance(p, Reasoning))
-        sampled = len(generation.output_ids)
-        spent = len(self._desk.template.encode(reasoning)) if reasoning else 0
-        return Usage(len(self._prompt.ids), generation.cached_tokens, sampled, min(spent, sampled))
+    async def _record_end(self, error: PolarError | None) -> None:
+        """The rows of a call that is not answered: failed where its own error struck, else aborted."""
+        struck = [choice for choice in self._choices if choice.failed] or self._choices
+        rows = [choice.cut_short(error if choice in struck else None) for choice in self._choices]
+        with suppress(JournalError):  # a broken journal keeps the begin records: the call is found as lost
+            await asyncio.shield(self._desk.journal.finish(rows))
 
 
-async def _given(answered: Answered) -> Answered:
-    return answered
+async def _together(work: list[Coroutine[Any, Any, None]]) -> None:  # Any: what a coroutine exchanges with its loop
+    """Run all of them; when one fails, or we are cancelled, end the others before its error goes on."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _digest(session_id: str, dialect: str, body: dict[str, Any]) -> bytes:  # Any: JSON
-    """What makes a request the repeat of another: everything but whether it is streamed."""
-    asked = {k: v for k, v in body.items() if k != "stream"}
-    return blake2b(json.dumps([session_id, dialect, asked], sort_keys=True).encode(), digest_size=16).digest()
-
-
-def finish_of(engine: dict[str, Any] | None, parts: tuple[Part, ...]) -> Finish:  # Any: JSON
-    """What the harness is told: a cut reply is `length` even when a tool call stands in it."""
-    if engine is not None and engine.get("type") == "length":
-        return "length"
-    return "tool_calls" if any(isinstance(p, ToolCall) for p in parts) else "stop"
-
-
-def shared_prefix(a: Tokens, b: Tokens) -> int:
-    """How many leading tokens two sequences share."""
-    length = min(len(a), len(b))
-    different = np.flatnonzero(a[:length] != b[:length])
-    return int(different[0]) if len(different) else length
+def _answer(task: asyncio.Task[Answered] | None) -> Answered | None:
+    """What a task that ended well gave."""
+    ended = task is not None and task.done() and not task.cancelled() and task.exception() is None
+    return task.result() if task is not None and ended else None

@@ -54,11 +54,13 @@ def find(tokenizer: Any) -> tuple[renderers.Renderer | None, str]:  # Any: a tra
     return None, "template"
 
 
-def by_template(tokenizer: Any, messages: list[Any], tools: list[Any] | None) -> list[int]:  # Any: JSON
-    """Ids of the model's own chat template with the generation prompt."""
+def by_template(
+    tokenizer: Any, messages: list[Any], tools: list[Any] | None, *, prompt: bool = True
+) -> list[int]:  # Any: JSON
+    """Ids of the model's own chat template, with the generation prompt unless `prompt` is False."""
     return list(
         tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
+            messages, tools=tools, add_generation_prompt=prompt, tokenize=True, return_dict=False
         )
     )
 

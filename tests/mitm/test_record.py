@@ -9,9 +9,11 @@ import numpy as np
 
 from polar_mitm.conversation import Conversation, Message, Text, Tool, history_keys, tools_key
 from polar_mitm.errors import BadRequest
-from polar_mitm.identity import Parent, Session, Tip
+from polar_mitm.identity import Session
+from polar_mitm.journal import outline
 from polar_mitm.record import Incoming, first_row, prompt_row, refused_row, request_row
 from polar_mitm.rows import SCHEMA, to_batch, token_hash
+from polar_mitm.tips import Parent, Tip
 from polar_mitm.wire import DIALECTS
 
 ASKED = Message("user", (Text("hi"),))
@@ -22,7 +24,7 @@ BODY: dict[str, Any] = {"model": "m", "messages": ["hi"], "store": True}
 PARENT = Parent(
     Tip(
         "one", 0, np.array([1, 2], np.int32), np.array([3], np.int32), history_keys((ASKED, SAID))[-1],
-        tools_key((TOOL,)), BODY,
+        tools_key((TOOL,)), outline(BODY),
     ),
     "pointer",
     2,

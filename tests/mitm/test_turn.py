@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polar_mitm.conversation import Text, ToolCall
-from polar_mitm.engine import Description
-from polar_mitm.errors import BadRequest, ContextOverflow
+from polar_mitm.errors import BadRequest
 from polar_mitm.identity import register
 from polar_mitm.journal import read_calls
 from polar_mitm.rows import full_prompts, token_hash
 from polar_mitm.tokens import Template
-from polar_mitm.turn import check_fits, finish_of, parse_body, shared_prefix
+from polar_mitm.turn import parse_body
 from tests.bench.scripted_engine import Fault, Script, ScriptedEngine
 from tests.mitm.house import Caller, Gate, House, eventually, open_house
 from tests.mitm.protocols import ANTHROPIC, CHAT, PROTOCOLS, RESPONSES, Protocol
@@ -105,13 +103,26 @@ def test_the_next_turn_extends_the_sampled_context(
 def test_a_text_only_turn_is_attached_too(
     qwen3: Template, qwen3_folder: Path, tmp_path: Path, protocol: Protocol
 ) -> None:
-    """By an echoed id where the protocol has one, by its history where it has none."""
+    """By an echoed id: every protocol has one for a reply without calls."""
     with called(qwen3_folder, tmp_path, qwen3, ["Hello.", "Fine."]) as (_, house):
         body = protocol.ask("Hi.")
         house.post(protocol.path, protocol.follow(body, house.post(protocol.path, body).json(), "How are you?"))
     first, second = house.calls()
     assert second["parent_call_id"] == first["call_id"]
-    assert second["parent_evidence"] == ("history" if protocol is CHAT else "pointer")
+    assert second["parent_evidence"] == "pointer"
+
+
+def test_a_reply_whose_ids_were_dropped_is_attached_by_its_history(
+    qwen3: Template, qwen3_folder: Path, tmp_path: Path
+) -> None:
+    """A harness that keeps only the text of what was said."""
+    with called(qwen3_folder, tmp_path, qwen3, ["Hello.", "Fine."]) as (_, house):
+        body = CHAT.ask("Hi.")
+        house.post(CHAT.path, body)
+        said = [{"role": "assistant", "content": "Hello."}, {"role": "user", "content": "How are you?"}]
+        house.post(CHAT.path, body | {"messages": body["messages"] + said})
+    first, second = house.calls()
+    assert (second["parent_call_id"], second["parent_evidence"]) == (first["call_id"], "history")
 
 
 def test_prompts_are_whole_again_when_read(qwen3: Template, qwen3_folder: Path, tmp_path: Path) -> None:
@@ -282,7 +293,7 @@ def test_a_reply_that_nobody_received_is_given_to_the_repeated_request(
         caller.leave()
         house.settle()
         gate.open()
-        eventually(lambda: len(house.desk.undelivered) == 1)
+        eventually(lambda: len(house.desk.retries.undelivered) == 1)
         answer = house.post(CHAT.path, CHAT.ask("Look.", stream=again))
     said = CHAT.said_in(answer.content) if again else CHAT.said(answer.json())
     (row,) = house.calls()
@@ -303,7 +314,7 @@ def test_another_request_does_not_get_the_reply_that_nobody_received(
         caller.leave()
         house.settle()
         gate.open()
-        eventually(lambda: len(house.desk.undelivered) == 1)
+        eventually(lambda: len(house.desk.retries.undelivered) == 1)
         house.post(CHAT.path, CHAT.ask("Look!"))
     assert len(engine.calls) == 2
     assert [row["client_delivered"] for row in house.calls()] == [False, True]
@@ -382,7 +393,7 @@ def test_a_deleted_turn_forks_and_the_model_does_not_see_it(
         house.post(protocol.path, third | {key: third[key][first_turn:]})
     row = house.calls()[-1]
     assert row["parent_call_id"] is None
-    assert row["root_reason"] == ("unknown_history" if protocol is CHAT else "edited_history")
+    assert row["root_reason"] == "edited_history"
     assert "First words." not in engine.decode(engine.calls[-1].prompt_ids)
 
 
@@ -446,25 +457,3 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     """Also one that is nested beyond the parser's depth."""
     with pytest.raises(BadRequest, match="JSON"):
         parse_body(body)
-
-
-def test_a_prompt_must_leave_room_for_a_token() -> None:
-    """And for the position that SGLang keeps free: two tokens short of the context is the longest prompt."""
-    described = Description("m", 10, "v")
-    check_fits(np.zeros(8, np.int32), described)
-    with pytest.raises(ContextOverflow, match="9 tokens"):
-        check_fits(np.zeros(9, np.int32), described)
-
-
-def test_the_finish_tells_the_harness_what_to_do() -> None:
-    """A cut reply is `length`, whatever stands in it; a tool call is to be run."""
-    call, text = ToolCall("c", "run", "{}"), Text("hi")
-    assert finish_of({"type": "length"}, (call,)) == "length"
-    assert finish_of({"type": "stop"}, (text, call)) == "tool_calls"
-    assert finish_of({"type": "stop"}, (text,)) == finish_of(None, ()) == "stop"
-
-
-@pytest.mark.parametrize(("b", "shared"), [([1, 2, 3], 3), ([1, 2], 2), ([1, 9, 3], 1), ([], 0), ([1, 2, 3, 4], 3)])
-def test_the_shared_prefix_is_counted_in_tokens(b: list[int], shared: int) -> None:
-    """Up to the first difference, or the end of the shorter."""
-    assert shared_prefix(np.array([1, 2, 3], np.int32), np.array(b, np.int32)) == shared

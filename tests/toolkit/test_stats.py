@@ -85,3 +85,15 @@ def test_tables_show_every_reason(report):
     for reason in ("superseded", "auxiliary", "aborted", "edited_history"):
         assert reason in text
     assert "50.0%" in text
+
+
+def test_tokens_behind_a_stop_string_are_listed(book):
+    """They were sampled and are not trained, whatever becomes of the call."""
+    book.call("a", [1, 2], [3, 4, 5], kept_len=1)
+    book.call("b", [8], [9, 9, 9], kept_len=1, status="aborted")
+    ledger = stats.Ledger()
+    forest = grow(book.calls())
+    ledger.add(forest, trajectories.build(forest))
+    tokens = ledger.report([])["tokens"]
+    assert (tokens["sampled"], tokens["trained"]) == (6, 1)
+    assert tokens["not_trained"] == {"aborted": 1, "after_stop": 4}

@@ -237,3 +237,20 @@ def test_tokens_that_have_no_place_are_an_error(book):
 def _unreachable(node):
     """A trainable node that is its own child, so that no path ends at it."""
     return type(node)(node.call, 1, 0, node.suffix, "exact", by_tokens=False, reason=None, intact=True)
+
+
+def test_what_was_sampled_behind_a_stop_string_is_on_no_path(book):
+    """The next prompt goes on from the kept tokens, exactly; those behind them are not trained."""
+    book.call("a", [1, 2], [3, 4, 5, 6], kept_len=2)
+    book.call("b", [1, 2, 3, 4, 9, 9], [7], parent="a")
+    (path,) = build(book)
+    assert path.input_ids.tolist() == [1, 2, 3, 4, 9, 9, 7]
+    assert path.loss_mask.tolist() == [0, 0, 1, 1, 0, 0, 1]
+    assert path.edges == ("root(first)", "exact")
+
+
+def test_a_reply_that_a_stop_string_cut_ends_where_it_was_kept(book):
+    """Also when nothing continues it; and one that was cut at once has nothing to train."""
+    book.call("a", [1, 2], [3, 4, 5], kept_len=2)
+    book.call("b", [8], [9], kept_len=0)
+    assert shown(build(book)) == [([1, 2, 3, 4], [0, 0, 1, 1])]

@@ -29,6 +29,7 @@ _SCALARS = (
     "run_id", "writer", "sequence", "call_id", "choice", "session_id", "group_id", "thread_id", "kind", "status",
     "parent_call_id", "parent_choice", "root_reason", "prompt_len", "prompt_shared", "prompt_hash", "versions",
     "temperature", "trainable", "untrainable_reason", "client_delivered", "rerender_shared",
+    "kept_len",
 )  # fmt: skip
 _BUFFERS = ("prompt_suffix", "output_ids", "logprobs")
 
@@ -55,7 +56,10 @@ class Call:
     prompt_suffix: Int32s
     prompt_hash: bytes | None
     output_ids: Int32s
+    """Those that the answer stands for: what was sampled behind a stop string is on no path and never trained."""
     logprobs: Float32s
+    after_stop: int
+    """How many more tokens were sampled, behind a stop string that ended the answer."""
     versions: tuple[tuple[int, int, str], ...]
     """(start, end, weight version) over output_ids."""
     temperature: float | None
@@ -176,8 +180,9 @@ def _call(row: dict[str, Any], suffix: Int32s, output: Int32s, logprobs: Float32
         prompt_shared=row["prompt_shared"] or 0,
         prompt_suffix=suffix,
         prompt_hash=row["prompt_hash"],
-        output_ids=output,
-        logprobs=logprobs,
+        output_ids=output[: row["kept_len"]],
+        logprobs=logprobs[: row["kept_len"]],
+        after_stop=0 if row["kept_len"] is None else max(0, len(output) - row["kept_len"]),
         versions=tuple((span["start"], span["end"], span["version"]) for span in row["versions"] or ()),
         temperature=row["temperature"],
         trainable=bool(row["trainable"]),

@@ -94,7 +94,7 @@ def session_table(forests: Sequence[tuple[Path, Forest]]) -> Table:
     """One line a session."""
     table = Table("run", "session", "group", "calls", "sampled", "trainable", "roots")
     for run, forest in forests:
-        sampled = sum(len(node.call.output_ids) for node in forest.nodes)
+        sampled = sum(len(node.call.output_ids) + node.call.after_stop for node in forest.nodes)
         trainable = sum(len(node.call.output_ids) for node in forest.nodes if node.trained)
         roots = sum(node.parent < 0 for node in forest.nodes)
         names = (run.name, forest.session[1], forest.group_id or "")
@@ -156,7 +156,7 @@ def _row_table(node: Node) -> Table:
         "edge": node.edge,
         "parent": call.parent and f"{call.parent[0]}.{call.parent[1]}",
         "prompt": f"{call.prompt_len} tokens, {node.shared} of them the parent's path",
-        "output": f"{len(call.output_ids)} tokens",
+        "output": f"{len(call.output_ids)} tokens" + (f", {call.after_stop} after a stop" if call.after_stop else ""),
         "temperature": call.temperature,
         "weight versions": ", ".join(f"{v} [{start}:{end}]" for start, end, v in call.versions),
         "delivered": call.delivered,

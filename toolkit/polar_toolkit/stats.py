@@ -24,6 +24,7 @@ _CALLS = {
     "run_id": pl.String, "session_id": pl.String, "kind": pl.String, "status": pl.String, "reason": pl.String,
     "edge": pl.String, "root_reason": pl.String, "by_tokens": pl.Boolean, "sampled": pl.Int64,
     "call_id": pl.String, "parent_id": pl.String, "parent_sampled": pl.Int64, "rerendered": pl.Boolean,
+    "after_stop": pl.Int64,
 }  # fmt: skip
 
 
@@ -50,7 +51,8 @@ class Ledger:
     def report(self, runs: Sequence[Path]) -> Report:
         """The accounting of everything added, as JSON values."""
         calls = pl.DataFrame(self._calls, schema=_CALLS, orient="row")
-        sampled = int(calls["sampled"].sum())
+        after_stop = int(calls["after_stop"].sum())
+        sampled = int(calls["sampled"].sum()) + after_stop
         lost = calls.filter(pl.col("reason").is_not_null())
         disk = sum(bytes_on_disk(run) for run in runs)
         return {
@@ -62,7 +64,7 @@ class Ledger:
                 "sampled": sampled,
                 "trained": self._trained,
                 "share": self._trained / sampled if sampled else 0.0,
-                "not_trained": _token_sums(lost, "reason"),
+                "not_trained": _token_sums(lost, "reason") | ({"after_stop": after_stop} if after_stop else {}),
             },
             "calls_not_trained": _counts(lost, "reason"),
             "edges": _edges(calls),
@@ -130,6 +132,7 @@ def _call_rows(forest: Forest) -> Iterable[tuple[Any, ...]]:  # Any: rows of _CA
             f"{parent.call_id}.{parent.choice}" if parent is not None else None,
             len(parent.output_ids) if parent is not None else None,
             (call.rerender_shared or 0) >= call.prompt_shared if judged else None,
+            call.after_stop,
         )  # fmt: skip
 
 

@@ -219,8 +219,8 @@ SPOKEN_CALL = '<tool_call>\n{"name": "run", "arguments": {"command": "ls é 🧭
         ),
         pytest.param(
             '<tool_call>\n{"name": "nope", "arguments": {}}\n</tool_call><|im_end|>',
-            (ToolCall("", "nope", "{}"),),
-            id="a tool that is not offered: the harness answers it",
+            (Text('<tool_call>\n{"name": "nope", "arguments": {}}\n</tool_call>'),),
+            id="a tool that is not offered",
         ),
         pytest.param(
             'Look:\n<tool_call>\n{"name": "run", "arguments": {oops}}\n</tool_call><|im_end|>',
