@@ -6,27 +6,32 @@ Invariant: tokenizer work runs off the event loop, one piece at a time; closing 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
-from polar_mitm.conversation import Conversation, Reply
+from polar_mitm.conversation import Conversation, Message
+from polar_mitm.earlier import earlier_calls
 from polar_mitm.engine import PROBE, Description, Engine
-from polar_mitm.errors import EngineUnavailable
-from polar_mitm.identity import Fingerprints, Parent, RootReason, Session, Tip, Tips, load_key, read_pointer
-from polar_mitm.journal import read_calls
-from polar_mitm.rows import full_prompts
+from polar_mitm.errors import BadRequest, EngineUnavailable, NotFound
+from polar_mitm.identity import Session, load_key, read_pointer
+from polar_mitm.journal import Outline, sealed_sessions
+from polar_mitm.kinds import Kinds, Verdict
+from polar_mitm.retries import Answered, Retries
 from polar_mitm.sampling import Sampling
+from polar_mitm.shelf import Shelf
+from polar_mitm.tips import Kept, Parent, Place, RootReason, Tips
 from polar_mitm.tokens import Template
 
-_MAX_UNDELIVERED = 1000
+__all__ = ["Answered", "Desk", "Recorder"]
+
 _LAST_WORDS_SECONDS = 0.2
+_UNDECIDED_BYTES = 8 << 20  # of the bodies of calls whose kind may still change
+_UNDECIDED_CALLS = 4  # of a session
 
 
 class Recorder(Protocol):
@@ -41,12 +46,12 @@ class Recorder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A finished call: its reply and the row that is on disk."""
+class Undecided(Protocol):
+    """A call whose kind depends on what its session shows later."""
 
-    reply: Reply
-    row: dict[str, Any]  # Any: a row
+    def reconsider(self) -> None:
+        """Judge it again, and correct its row."""
+        ...
 
 
 class Desk:
@@ -62,20 +67,24 @@ class Desk:
         journal: Recorder,
         sampling: Sampling,
         wait: float,
+        memory: int = 512 << 20,
     ) -> None:
+        """`wait`: seconds; `memory`: bytes that finished calls may take in memory, near enough."""
         self.run, self.run_id = run, run_id
         self.engine, self.template, self.journal = engine, template, journal
         self.sampling, self.wait = sampling, wait
         self.key = load_key(run)
-        self.tips = Tips()
-        self.fingerprints = Fingerprints()
+        self.tips = Tips(memory * 3 // 4)
+        self.retries: Retries[Any] = Retries(memory // 4)  # Any: what a turn tells its listeners
+        self.kinds = Kinds()
         self.described: Description | None = None
-        self.undelivered: OrderedDict[bytes, Answered] = OrderedDict()
         self.running: set[asyncio.Task[Answered]] = set()
-        self._noting: set[asyncio.Task[None]] = set()
         self.ordinals: dict[str, int] = {}
-        self._restored = False
-        self._restoring = asyncio.Lock()
+        self._noting: set[asyncio.Task[None]] = set()
+        self._undecided: Shelf[str, tuple[tuple[Undecided, int], ...]] = Shelf(_UNDECIDED_BYTES)
+        self._deleted: set[str] = set()
+        self._unread: set[str] | None = None
+        self._reading = asyncio.Lock()
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokens")  # fast tokenizers are not re-entrant
 
     async def tokens[T](self, work: Callable[..., T], *args: Any) -> T:  # Any: the work's own arguments
@@ -97,32 +106,99 @@ class Desk:
                 await asyncio.sleep(min(0.5, self.wait / 10))
         return self.described
 
-    async def find_parent(self, session: Session, request: Conversation) -> Parent | RootReason:
-        """The call that a request continues; calls of an earlier process are reloaded when one is named."""
-        named = [p for echo in request.echoes if (p := read_pointer(self.key, session.session_id, echo))]
-        unknown = any(not self.tips.knows(session.session_id, *pointer) for pointer in named)
-        if not self._restored and (unknown or (named == [] and any(m.role == "assistant" for m in request.messages))):
-            await self._restore()
-        return self.tips.find(session.session_id, request, named)
+    # -- what a request continues
 
-    async def _restore(self) -> None:
-        """Take up the calls of earlier processes, once; requests that need them wait for it, the others do not."""
-        async with self._restoring:
-            if not self._restored:
-                for session_id, tip in await asyncio.to_thread(earlier_tips, self.run):
-                    self.tips.add(session_id, tip)
-                self._restored = True
+    async def find_parent(self, session: Session, request: Conversation) -> Parent | RootReason:
+        """The call that a request continues; calls that are not in memory are read again when one may be meant."""
+        session_id = session.session_id
+        named = [p for echo in request.echoes if (p := read_pointer(self.key, session_id, echo))]
+        if any(self.tips.get(session_id, place) is None for place in named) or (
+            not named and any(m.role == "assistant" for m in request.messages)
+        ):
+            await self._read_again(session_id)
+        return self.tips.find(session_id, request, named)
+
+    async def continued(self, session: Session, request: Conversation, *, instructed: bool) -> Conversation:
+        """The request with the history and the reply of the answer that it names (`Conversation.continues`) in it.
+
+        `instructed`: whether its first message are its own instructions, which stay first; those of the earlier
+        request are not taken over. Raises BadRequest, in OpenAI's words, when there is no such answer.
+        """
+        if request.continues is None:
+            return request
+        place = await self._place(session.session_id, request.continues)
+        history = self.tips.history(session.session_id, place) if place else None
+        if history is None:
+            raise BadRequest(
+                f"Previous response with id {request.continues!r} not found.",
+                field="previous_response_id",
+                code="previous_response_not_found",
+            )
+        own = 1 if instructed else 0
+        messages = _joined(history, request.messages[own:])
+        echoes = (request.continues, *request.echoes)
+        return replace(request, messages=request.messages[:own] + messages, echoes=echoes)
+
+    async def answer(self, session: Session, response_id: str) -> dict[str, Any]:  # Any: JSON
+        """The plain form of an earlier answer (Responses: GET /responses/ID). Raises NotFound."""
+        place = await self._place(session.session_id, response_id)
+        call = self.tips.get(session.session_id, place) if place else None
+        if call is None or call.said is None:
+            raise NotFound(f"Response with id {response_id!r} not found.")
+        return json.loads(call.said.answer)
+
+    async def delete_answer(self, session: Session, response_id: str) -> dict[str, Any]:  # Any: JSON
+        """Answer no more for an earlier answer, until this process ends; its row stays. Raises NotFound."""
+        await self.answer(session, response_id)
+        self._deleted.add(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    def keep(self, row: dict[str, Any], outline: Outline, *, instructed: bool) -> None:  # Any: a row
+        """Make a completed call a possible parent. `instructed`: see `continued`."""
+        self.tips.add(row["session_id"], Kept.of(row, outline, instructed=instructed))
+
+    async def _place(self, session_id: str, response_id: str) -> Place | None:
+        """The call that an answer's id names; None when it is not ours, or deleted."""
+        place = read_pointer(self.key, session_id, response_id)
+        if place is None or response_id in self._deleted:
+            return None
+        if self.tips.get(session_id, place) is None:
+            await self._read_again(session_id)
+        return place
+
+    async def _read_again(self, session_id: str) -> None:
+        """Take up the calls of a session that an earlier process recorded, or that were forgotten, once for each."""
+        async with self._reading:
+            if self._unread is None:
+                self._unread = await asyncio.to_thread(sealed_sessions, self.run)
+            if session_id in self._unread or session_id in self.tips.forgotten:
+                for call in await asyncio.to_thread(earlier_calls, self.run, session_id):
+                    self.tips.add(session_id, call)
+                self._unread.discard(session_id)
+                self.tips.forgotten.discard(session_id)
+
+    # -- kinds
+
+    def judge(self, session_id: str, request: Conversation, declared: Verdict, parent: Parent | None) -> Verdict:
+        """What kind of call this is; the first call with tools of a session has the earlier ones judged again."""
+        before = self.kinds.shows_tools(session_id)
+        verdict = self.kinds.judge(session_id, request, declared, parent)
+        if self.kinds.shows_tools(session_id) and not before:
+            for call, _ in self._undecided.pop(session_id) or ():
+                call.reconsider()
+        return verdict
+
+    def await_evidence(self, session_id: str, call: Undecided, size: int) -> None:
+        """Have a call, of a body of `size` bytes, judged again once its session shows tools."""
+        calls = ((*(self._undecided.get(session_id) or ()), (call, size)))[-_UNDECIDED_CALLS:]
+        self._undecided.put(session_id, calls, sum(size for _, size in calls))
+
+    # -- what nobody waits for
 
     def ordinal(self, session_id: str) -> int:
         """How many calls of this session came before."""
         self.ordinals[session_id] = self.ordinals.get(session_id, -1) + 1
         return self.ordinals[session_id]
-
-    def keep_undelivered(self, digest: bytes, answered: Answered) -> None:
-        """Keep a finished reply whose client left, for the same request's next try; the oldest of many go."""
-        self.undelivered[digest] = answered
-        while len(self.undelivered) > _MAX_UNDELIVERED:
-            self.undelivered.popitem(last=False)
 
     def note(self, work: Coroutine[None, None, None]) -> None:
         """Do something that nobody waits for; `close` does."""
@@ -140,17 +216,8 @@ class Desk:
         self._tokenizing.shutdown(wait=False)
 
 
-def earlier_tips(run: Path) -> list[tuple[str, Tip]]:
-    """The completed calls of a run's tables and journals, as (session id, tip)."""
-    table = read_calls(run)
-    prompts = full_prompts(table)
-    names = ["session_id", "call_id", "choice", "status", "history_key", "tools_key"]
-    outputs = table.column("output_ids").combine_chunks()
-    tips: list[tuple[str, Tip]] = []
-    for index, row in enumerate(table.select(names).to_pylist()):
-        prompt = prompts.get((row["call_id"], row["choice"]))
-        if row["status"] == "completed" and prompt is not None and row["history_key"]:
-            output = outputs[index].values.to_numpy(zero_copy_only=False).astype(np.int32)
-            tip = Tip(row["call_id"], row["choice"], prompt, output, row["history_key"], row["tools_key"])
-            tips.append((row["session_id"], tip))
-    return tips
+def _joined(history: tuple[Message, ...], new: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Two histories as one; adjacent assistant messages are one."""
+    if history and new and history[-1].role == new[0].role == "assistant":
+        return (*history[:-1], Message("assistant", history[-1].parts + new[0].parts), *new[1:])
+    return history + new

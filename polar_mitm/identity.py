@@ -1,7 +1,6 @@
-"""Which session a call belongs to, which earlier call it continues, and what kind of call it is.
+"""Which session a call belongs to, and the ids that harnesses must echo.
 
-Invariant: a call is attached to a parent only when its history equals the parent's history and reply (see
-`conversation.canonical`); an echoed id says which of several equal candidates is meant, it never attaches by itself.
+Invariant: an id is believed only with its MAC over session, call and choice; tool output could forge any other.
 This module renders nothing and knows no protocol; it reads and writes only the run folder's `key` and `sessions.jsonl`.
 """
 
@@ -13,24 +12,15 @@ import os
 import re
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from polar_mitm.conversation import Conversation, history_keys, tools_key
 from polar_mitm.errors import Unauthorized
 
-Tokens = NDArray[np.int32]
 Kind = Literal["agent", "subagent", "compaction", "auxiliary", "foreign"]
-Evidence = Literal["pointer", "history"]
-RootReason = Literal["first", "edited_history", "tools_changed", "bridge_refused", "unknown_history"]
 
 DEFAULT_SESSION = "default"
 CALL_ID_LENGTH = 20
@@ -92,8 +82,11 @@ class Session:
     """Whether the run knows it by a secret; the sessions of an interactive run are only names."""
 
 
-def register(run: Path, session_id: str, group_id: str | None = None) -> str:
+def register(run: Path, session_id: str, group_id: str | None = None, *, mode: str = "", address: str = "") -> str:
     """Register a session and return its secret; the same secret when it is registered already.
+
+    A harness that bears no secret may be known by the proxy mode that it comes through (`mode`, as it is given to
+    `mitmdump --mode`, such as regular@8081) or by the IP address that it comes from.
 
     Raises ValueError for a name that cannot stand in a proxy URL, or that is registered in another group.
     """
@@ -109,6 +102,8 @@ def register(run: Path, session_id: str, group_id: str | None = None) -> str:
         "session_id": session_id,
         "secret": secret,
         "group_id": group_id,
+        **({"mode": mode} if mode else {}),
+        **({"address": address} if address else {}),
         "registered": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     descriptor = os.open(run / "sessions.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -125,8 +120,8 @@ class Sessions:
         self._seen = -1
         self._sessions: dict[str, dict[str, Any]] = {}
 
-    def identify(self, name: str | None, secret: str | None) -> Session:
-        """The session that these credentials belong to.
+    def identify(self, name: str | None, secret: str | None, *, mode: str = "", address: str = "") -> Session:
+        """The session that these credentials belong to; without any, the one of this proxy mode or this address.
 
         When none is registered, the run is interactive: any name is taken as it is, no name is the default session.
         Raises Unauthorized for an unknown session or a wrong secret of a run with registered sessions.
@@ -134,6 +129,8 @@ class Sessions:
         self._refresh()
         if not self._sessions:
             return Session(name or DEFAULT_SESSION)
+        if name is None and (placed := self._placed(mode, address)):
+            return placed
         known = self._sessions.get(name or "")
         if known is None or not compare_digest(str(known["secret"]).encode(), (secret or "").encode()):
             raise Unauthorized(
@@ -141,6 +138,17 @@ class Sessions:
                 "take the environment from `polar-toolkit env RUN --session NAME`"
             )
         return Session(str(known["session_id"]), known["group_id"], registered=True)
+
+    def registered(self, name: str) -> bool:
+        """Whether the run knows a session of this name."""
+        self._refresh()
+        return name in self._sessions
+
+    def _placed(self, mode: str, address: str) -> Session | None:
+        for known in self._sessions.values():
+            if (mode and known.get("mode") == mode) or (address and known.get("address") == address):
+                return Session(str(known["session_id"]), known["group_id"], registered=True)
+        return None
 
     def _refresh(self) -> None:
         path = self._run / "sessions.jsonl"
@@ -153,107 +161,3 @@ def _read_sessions(run: Path) -> dict[str, dict[str, Any]]:
     path = run / "sessions.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return {line["session_id"]: line for line in map(json.loads, lines)}
-
-
-# --- kinds --------------------------------------------------------------------------------------------------------
-
-
-class Fingerprints:
-    """Tells a registered session's harness from other programs with its credentials (the agent's shell inherits them).
-
-    A session of an interactive run is nobody's in particular: a user may run one harness after the other in it.
-    """
-
-    def __init__(self) -> None:
-        self._first: dict[str, str] = {}
-
-    def kind(self, session: Session, headers: Mapping[str, str]) -> Kind:
-        """The kind of a call, from the evidence of its request headers (names in lower case)."""
-        product = headers.get("user-agent", "").split("/", 1)[0].strip().lower()
-        if session.registered and self._first.setdefault(session.session_id, product) != product:
-            return "foreign"
-        if headers.get("x-claude-code-request-class") == "compaction":  # Claude Code 2.1.332
-            return "compaction"
-        return "subagent" if headers.get("x-claude-code-agent-id") else "agent"
-
-
-# --- parents ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Tip:
-    """A finished call that a later call may continue."""
-
-    call_id: str
-    choice: int
-    prompt_ids: Tokens
-    output_ids: Tokens
-    history_key: bytes
-    """Key of the history up to and including this call's reply."""
-    tools_key: bytes
-    body: dict[str, Any] | None = None  # Any: the request body as JSON
-    """The whole request body, to store a child's body as a difference; None when reloaded from the journal."""
-
-    @property
-    def tokens(self) -> int:
-        """Length of prompt and output together."""
-        return len(self.prompt_ids) + len(self.output_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Parent:
-    """The call that a request continues, and how much of its history that covers."""
-
-    tip: Tip
-    evidence: Evidence
-    messages: int
-    """How many leading messages of the request are the parent's history and reply."""
-
-
-class Tips:
-    """The calls that may be continued, newest kept, bounded by the number of tokens they hold."""
-
-    def __init__(self, max_tokens: int = 50_000_000) -> None:
-        self._max_tokens = max_tokens
-        self._tokens = 0
-        self._tips: OrderedDict[tuple[str, str, int], Tip] = OrderedDict()
-        self._by_history: dict[tuple[str, bytes], list[tuple[str, str, int]]] = {}
-
-    def add(self, session_id: str, tip: Tip) -> None:
-        """Make a finished call available as a parent. Adding it again changes nothing."""
-        key = (session_id, tip.call_id, tip.choice)
-        if key in self._tips:
-            return
-        self._tips[key] = tip
-        self._by_history.setdefault((session_id, tip.history_key), []).append(key)
-        self._tokens += tip.tokens
-        while self._tokens > self._max_tokens and len(self._tips) > 1:
-            self._forget(*self._tips.popitem(last=False))
-
-    def knows(self, session_id: str, call_id: str, choice: int) -> bool:
-        """Whether this call is in memory."""
-        return (session_id, call_id, choice) in self._tips
-
-    def find(self, session_id: str, request: Conversation, pointers: Iterable[tuple[str, int]]) -> Parent | RootReason:
-        """The parent of a request, or the reason why it is a root."""
-        last = max((i for i, m in enumerate(request.messages) if m.role == "assistant"), default=-1)
-        if last < 0:
-            return "first"
-        keys = history_keys(request.messages[: last + 1])
-        named = [(session_id, *pointer) for pointer in pointers]
-        equal = self._by_history.get((session_id, keys[last]), [])
-        if not equal:
-            seen = any((session_id, key) in self._by_history for key in keys)
-            return "edited_history" if seen or any(n in self._tips for n in named) else "unknown_history"
-        pointed = [n for n in named if n in equal]
-        tip = self._tips[pointed[-1] if pointed else equal[-1]]
-        if tip.tools_key != tools_key(request.tools):
-            return "tools_changed"
-        return Parent(tip, "pointer" if pointed else "history", last + 1)
-
-    def _forget(self, key: tuple[str, str, int], tip: Tip) -> None:
-        self._tokens -= tip.tokens
-        equal = self._by_history[key[0], tip.history_key]
-        equal.remove(key)
-        if not equal:
-            del self._by_history[key[0], tip.history_key]

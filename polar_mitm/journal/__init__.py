@@ -12,10 +12,13 @@ A writer is one process, and its files are numbered parts:
 This package does not decide what a row says, knows no protocol, and keeps no index for looking up single calls.
 """
 
-from polar_mitm.journal.bodies import grow, shrink
+from polar_mitm.journal.bodies import Outline, grow, outline, shrink
 from polar_mitm.journal.frames import UnreadableRun
-from polar_mitm.journal.reading import read_calls
+from polar_mitm.journal.reading import read_calls, sealed_sessions
 from polar_mitm.journal.sealing import recover
 from polar_mitm.journal.writer import FileSink, Journal, Sink
 
-__all__ = ["FileSink", "Journal", "Sink", "UnreadableRun", "grow", "read_calls", "recover", "shrink"]
+__all__ = [
+    "FileSink", "Journal", "Outline", "Sink", "UnreadableRun", "grow", "outline", "read_calls", "recover",
+    "sealed_sessions", "shrink",
+]  # fmt: skip

@@ -1,18 +1,29 @@
 """Request bodies as parent + suffix, so that a session costs its length and not the sum over its turns.
 
-Invariant: grow(shrink(body, parent), parent) == body for all JSON objects, to the type of every number. Pure.
+Invariant: grow(shrink(body, outline(parent)), parent) == body for all JSON objects, to the type of every number. Pure.
 This module does not look inside list items or nested objects: histories grow at the end of a top-level list.
 """
 
 from __future__ import annotations
 
 import json
+from hashlib import blake2b
 from typing import Any
 
 Body = dict[str, Any]  # Any: JSON values
+Outline = dict[str, bytes]
+"""What can be told of a body by hashes: for each key the value's, or those of a list's items one after the other."""
+
+_MARK = 16  # bytes of a hash
+_LIST = b"["  # before the hashes of a list's items
 
 
-def shrink(body: Body, parent: Body | None) -> Body:
+def outline(body: Body) -> Outline:
+    """The outline of a body, 16 bytes for each key or item of a list: enough to `shrink` the bodies that follow it."""
+    return {key: _LIST + b"".join(map(_mark, v)) if isinstance(v, list) else _mark(v) for key, v in body.items()}
+
+
+def shrink(body: Body, parent: Outline | None) -> Body:
     """A request body without what it shares with its parent's body; `grow` puts that back.
 
     Under `$same` stand the keys whose values are the parent's, under `$shared` how many leading items of a list
@@ -22,14 +33,13 @@ def shrink(body: Body, parent: Body | None) -> Body:
     same: list[str] = []
     shared: dict[str, int] = {}
     rest: Body = {}
-    for key, value in body.items():
-        if key in parent and _identical(value, parent[key]):
+    for key, marks in outline({key: body[key] for key in body if key in parent}).items():
+        if marks == parent[key]:
             same.append(key)
-            continue
-        n = _common(value, parent.get(key))
-        if n:
+        elif n := _common(marks, parent[key]):
             shared[key] = n
-        rest[_escaped(key)] = value[n:] if n else value
+    for key in (key for key in body if key not in same):
+        rest[_escaped(key)] = body[key][shared[key] :] if key in shared else body[key]
     return ({"$same": same} if same else {}) | ({"$shared": shared} if shared else {}) | rest
 
 
@@ -54,18 +64,14 @@ def _escaped(key: str) -> str:
     return f"${key}" if key.startswith("$") else key
 
 
-def _identical(one: Any, other: Any) -> bool:  # Any: JSON values
-    """Equal as JSON text: unlike `==`, tells true from 1 and 1 from 1.0."""
-    return one == other and json.dumps(one) == json.dumps(other)
+def _mark(value: Any) -> bytes:  # Any: a JSON value
+    """Hash of its JSON text: unlike `==`, tells true from 1 and 1 from 1.0."""
+    return blake2b(json.dumps(value).encode(), digest_size=_MARK).digest()
 
 
-def _common(one: Any, other: Any) -> int:  # Any: JSON values
+def _common(one: bytes, other: bytes) -> int:
     """How many leading items two lists share; 0 when either is no list."""
-    if not isinstance(one, list) or not isinstance(other, list):
+    if len(one) == _MARK or len(other) == _MARK:
         return 0
-    n = 0
-    for mine, theirs in zip(one, other, strict=False):
-        if not _identical(mine, theirs):
-            break
-        n += 1
-    return n
+    places = range(len(_LIST), min(len(one), len(other)), _MARK)
+    return next((n for n, i in enumerate(places) if one[i : i + _MARK] != other[i : i + _MARK]), len(places))

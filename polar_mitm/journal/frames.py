@@ -43,6 +43,7 @@ class Record:
 
     kind: Kind
     call_id: str
+    choice: int
     key: bytes
     batch: pa.RecordBatch
 
@@ -53,14 +54,14 @@ class Record:
 
 
 def record(kind: Kind, row: Row) -> Record:
-    """A Record of `row`, which has at least call_id, choice and sequence. Its arrays are taken without copying.
+    """A Record of `row`, which has at least call_id, choice and sequence. Its arrays are copied.
 
     Raises KeyError for a missing key or a name that is no column, pyarrow's ArrowInvalid for a value of a wrong type.
     """
     call_id: str = row["call_id"]
     name = call_id.encode()
     key = _KEY.pack(kind, row["sequence"], row["choice"], len(name))
-    return Record(kind, call_id, key + name, to_batch(row))
+    return Record(kind, call_id, row["choice"], key + name, to_batch(row))
 
 
 def head() -> bytes:
@@ -98,8 +99,8 @@ class Contents:
     data: pa.Buffer
     """The file, mapped."""
     schema: pa.Schema
-    begun: dict[str, Found]
-    """Calls without a finished row, by call_id."""
+    begun: dict[tuple[str, int], Found]
+    """The begun row of each (call_id, choice) without a finished one."""
     finished: dict[tuple[str, int], Found]
     """The last finished row of each (call_id, choice)."""
     end: int
@@ -154,8 +155,10 @@ def open_journal(path: Path) -> Contents:
     return Contents(data, schema, begun, finished, spans[-1][1])
 
 
-def _index(data: memoryview, spans: list[tuple[int, int]]) -> tuple[dict[str, Found], dict[tuple[str, int], Found]]:
-    begun: dict[str, Found] = {}
+def _index(
+    data: memoryview, spans: list[tuple[int, int]]
+) -> tuple[dict[tuple[str, int], Found], dict[tuple[str, int], Found]]:
+    begun: dict[tuple[str, int], Found] = {}
     finished: dict[tuple[str, int], Found] = {}
     for start, end in spans:
         kind, sequence, choice, length = _KEY.unpack_from(data, start)
@@ -163,9 +166,9 @@ def _index(data: memoryview, spans: list[tuple[int, int]]) -> tuple[dict[str, Fo
         call_id = bytes(data[name : name + length]).decode()
         found = Found(sequence, choice, name + length, end)
         if kind == BEGUN:
-            begun[call_id] = found
+            begun[call_id, choice] = found
         else:
-            begun.pop(call_id, None)
+            begun.pop((call_id, choice), None)
             finished[call_id, choice] = found
     return begun, finished
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,24 +19,34 @@ from polar_mitm.journal.frames import UnreadableRun, check_version, conform, ope
 from polar_mitm.journal.sealing import lock_dead
 from polar_mitm.rows import SCHEMA
 
+_KEY = ("writer", "sequence", "call_id", "choice", "session_id")
 
-def read_calls(run: Path) -> pa.Table:
-    """All calls of a run as rows.SCHEMA, in the order of (writer, sequence, choice), each (call_id, choice) once.
 
-    Sealed and live journals are read. What a living writer has not finished is left out; what a dead one has not
-    finished has status "lost". Raises UnreadableRun when `run` is no run folder, or for the first file in it that
-    is truncated, foreign or of a later version.
+def read_calls(run: Path, session_id: str | None = None, columns: Sequence[str] = SCHEMA.names) -> pa.Table:
+    """The calls of a run as rows.SCHEMA, in the order of (writer, sequence, choice), each (call_id, choice) once.
+
+    With `session_id`, those of one session; columns that are not asked for may be null. Sealed and live journals are
+    read. What a living writer has not finished is left out; what a dead one has not finished has status "lost".
+    Raises UnreadableRun when `run` is no run folder, or for the first file in it that is truncated, foreign or of a
+    later version.
     """
     if not (run / "journal").is_dir() and not (run / "calls").is_dir():
         raise UnreadableRun(f"{run} is no run folder: it has neither journal/ nor calls/")
     # Journals first: one that is sealed meanwhile is then found among the Parquet files.
-    parts = [(path.stem, "journal", _read_journal(path)) for path in (run / "journal").glob("*.journal")]
-    parts += [(path.stem, "calls", _read_sealed(path)) for path in (run / "calls").glob("*.parquet")]
+    wanted = list(dict.fromkeys((*_KEY, *columns)))
+    parts = [(path.stem, "journal", _read_journal(path, session_id)) for path in (run / "journal").glob("*.journal")]
+    parts += [(p.stem, "calls", _read_sealed(p, session_id, wanted)) for p in (run / "calls").glob("*.parquet")]
     parts.sort(key=lambda part: part[:2])
     return _latest(pa.concat_tables([SCHEMA.empty_table(), *(table for _, _, table in parts)]))
 
 
-def _read_journal(path: Path) -> pa.Table:
+def sealed_sessions(run: Path) -> set[str]:
+    """The sessions of the run's sealed journals: all that ended before this process began, and perhaps more."""
+    tables = (_read_sealed(path, None, [*_KEY]) for path in (run / "calls").glob("*.parquet"))
+    return {name for table in tables for name in table["session_id"].unique().to_pylist() if name is not None}
+
+
+def _read_journal(path: Path, session_id: str | None) -> pa.Table:
     lock = lock_dead(path, fcntl.LOCK_SH)
     if lock is not None:
         os.close(lock)
@@ -43,16 +54,35 @@ def _read_journal(path: Path) -> pa.Table:
         contents = open_journal(path)
     except FileNotFoundError:  # sealed since the folder was listed: its rows are among the Parquet files
         return SCHEMA.empty_table()
-    return pa.concat_tables([SCHEMA.empty_table(), *contents.tables(lost=lock is not None)])
+    tables = (_of_session(table, session_id) for table in contents.tables(lost=lock is not None))
+    return pa.concat_tables([SCHEMA.empty_table(), *tables])
 
 
-def _read_sealed(path: Path) -> pa.Table:
+def _read_sealed(path: Path, session_id: str | None, columns: list[str]) -> pa.Table:
     try:
         with pq.ParquetFile(path) as file:
             check_version(path, file.schema_arrow)
-            return conform(file.read())
+            known = [name for name in columns if name in file.schema_arrow.names]
+            if session_id is None:
+                return conform(file.read(known))
+            groups = range(file.num_row_groups)
+            return pa.concat_tables(
+                [SCHEMA.empty_table(), *(_session_in(file, group, session_id, known) for group in groups)]
+            )
     except (pa.ArrowException, OSError) as error:
         raise UnreadableRun(f"{path} cannot be read as Parquet: {error}; move it out of the run folder") from error
+
+
+def _session_in(file: pq.ParquetFile, group: int, session_id: str, columns: list[str]) -> pa.Table:
+    """One session's rows of a row group; only its names are read where it has none."""
+    names = file.read_row_group(group, ["session_id"])
+    if session_id not in names["session_id"].unique().to_pylist():
+        return SCHEMA.empty_table()
+    return _of_session(conform(file.read_row_group(group, columns)), session_id)
+
+
+def _of_session(table: pa.Table, session_id: str | None) -> pa.Table:
+    return table if session_id is None else table.filter(pa.array(table["session_id"].to_numpy() == session_id))
 
 
 def _latest(table: pa.Table) -> pa.Table:

@@ -82,7 +82,7 @@ class Journal:
         self._rotate_bytes = rotate_bytes
         self._sequence = count()
         self._numbers = count(1)
-        self._unfinished: dict[str, bytes] = {}  # frames of begun calls, to carry into the next part
+        self._unfinished: dict[tuple[str, int], bytes] = {}  # frames of begun calls, to carry into the next part
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # None ends the writer thread
         self._gate = threading.Lock()  # nothing enters the queue behind its None
         self._closed = False
@@ -108,7 +108,7 @@ class Journal:
         return cls(run, sink=sink, rotate_bytes=rotate_bytes)
 
     def begin(self, row: Row) -> Row:
-        """Take a call before the engine is asked; returns the row, stamped, that the caller completes for `finish`.
+        """Take a choice of a call before the engine is asked; returns the stamped row, to be completed for `finish`.
 
         Touches no disk: the record is on its way when this returns, and written before any later `finish` returns.
         Raises JournalError when the journal is broken or closed, KeyError without call_id or for a name that is no
@@ -121,7 +121,7 @@ class Journal:
         return stamped
 
     async def finish(self, rows: Sequence[Row]) -> None:
-        """Return when `rows`, one for each choice of a call that began here, are on stable storage.
+        """Return when `rows`, choices of calls that began here, are on stable storage.
 
         A later row of a (call_id, choice) replaces the earlier one. A caller that is cancelled does not take its
         rows back. Raises JournalError when a write or fsync failed, now or earlier, and ValueError for a row that
@@ -134,6 +134,20 @@ class Journal:
         done.set_running_or_notify_cancel()  # from here on it cannot be cancelled
         self._put(_Job(tuple(record(FINISHED, row) for row in rows), done))
         await asyncio.wrap_future(done)
+
+    async def flush(self) -> None:
+        """Return when every call that is finished so far is in `calls/`; the journal goes on in a new part.
+
+        Raises JournalError when it is broken or closed, or when a part cannot be sealed.
+        """
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()
+        self._put(_Job((), done, seals=True))
+        await asyncio.wrap_future(done)
+        try:
+            await asyncio.gather(*map(asyncio.wrap_future, self._sealed))
+        except OSError as error:
+            raise JournalError(f"cannot seal a journal in {self._folder}: {error}; it is kept and read") from error
 
     async def close(self) -> None:
         """`close_sync`, off the event loop."""
@@ -203,9 +217,11 @@ class Journal:
             self._part.fsync()
         for taken, frame in framed:
             if taken.kind == BEGUN:
-                self._unfinished[taken.call_id] = frame
+                self._unfinished[taken.call_id, taken.choice] = frame
             else:
-                self._unfinished.pop(taken.call_id, None)
+                self._unfinished.pop((taken.call_id, taken.choice), None)
+        if self._part.size and any(job.seals for job in jobs):
+            self._rotate()
 
     def _rotate(self) -> None:
         """Go on in a new part, which carries the unfinished calls over, and seal the full one meanwhile."""
@@ -226,6 +242,8 @@ class _Job:
 
     records: tuple[Record, ...]
     done: Future[None] | None = None
+    seals: bool = False
+    """Whether the part is sealed behind it."""
 
     def answer(self, broken: str) -> None:
         if self.done is None:

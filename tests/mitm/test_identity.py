@@ -1,25 +1,19 @@
-"""Whose call it is and which call it continues: minted ids, sessions, fingerprints, tips."""
+"""Whose call it is and the ids that harnesses must echo: minted ids, the key, sessions."""
 
 from __future__ import annotations
 
 import stat
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_mitm.conversation import Conversation, Message, Text, Tool, ToolCall, ToolResult, history_keys, tools_key
 from polar_mitm.errors import Unauthorized
 from polar_mitm.identity import (
     DEFAULT_SESSION,
-    Fingerprints,
-    Parent,
     Session,
     Sessions,
-    Tip,
-    Tips,
     load_key,
     mint,
     new_call_id,
@@ -150,203 +144,3 @@ def test_a_registration_by_another_process_is_seen(tmp_path: Path) -> None:
     sessions.identify(None, None)
     secret = register(tmp_path, "late")
     assert sessions.identify("late", secret) == Session("late", registered=True)
-
-
-# --- kinds --------------------------------------------------------------------------------------------------------
-
-
-KNOWN = Session("s", registered=True)
-
-
-def test_an_interactive_session_takes_any_harness() -> None:
-    """Its user may run one harness after the other."""
-    prints, mine = Fingerprints(), Session(DEFAULT_SESSION)
-    assert [prints.kind(mine, {"user-agent": agent}) for agent in ("pi/1.6.0", "codex_exec/0.171.0")] == [
-        "agent",
-        "agent",
-    ]
-
-
-def test_a_shell_that_uses_the_sessions_credentials_is_foreign() -> None:
-    """The agent's shell inherits the proxy address: curl in a session of Claude Code is not its model call."""
-    prints = Fingerprints()
-    assert prints.kind(KNOWN, {"user-agent": "claude-cli/2.1.332 (external, cli)"}) == "agent"
-    assert prints.kind(KNOWN, {"user-agent": "curl/8.5.0"}) == "foreign"
-    assert prints.kind(KNOWN, {}) == "foreign"
-
-
-def test_another_version_of_the_same_harness_is_not_foreign() -> None:
-    """The product is compared, without its version."""
-    prints = Fingerprints()
-    kinds = [prints.kind(KNOWN, {"user-agent": agent}) for agent in ("codex_exec/0.171.0", "codex_exec/0.172.0 (x)")]
-    assert kinds == ["agent", "agent"]
-
-
-def test_each_session_has_its_own_fingerprint() -> None:
-    """The first caller of a session is its harness."""
-    prints = Fingerprints()
-    assert [prints.kind(Session(s, registered=True), {"user-agent": a}) for s, a in (("s", "a/1"), ("t", "b/1"))] == [
-        "agent",
-        "agent",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("header", "value", "kind"),
-    [
-        ("x-claude-code-agent-id", "a1", "subagent"),
-        ("x-claude-code-request-class", "compaction", "compaction"),
-        ("x-claude-code-request-class", "main", "agent"),
-    ],
-)
-def test_claude_code_says_what_kind_a_call_is(header: str, value: str, kind: str) -> None:
-    """Sub-agents and compactions are told by Claude Code's own headers."""
-    assert Fingerprints().kind(KNOWN, {"user-agent": "claude-cli/2", header: value}) == kind
-
-
-# --- parents ------------------------------------------------------------------------------------------------------
-
-TOOLS = (Tool("run", "runs", "{}"),)
-ASKED = Message("user", (Text("Look."),))
-REPLIED = Message("assistant", (ToolCall("call_1", "run", "{}"),))
-RESULT = Message("tool", (ToolResult("call_1", "a.txt\n"),))
-ANSWERED = Message("assistant", (Text("There is a.txt."),))
-MORE = Message("user", (Text("Thanks."),))
-
-
-def tip(call_id: str, *history: Message, tools: tuple[Tool, ...] = TOOLS, tokens: int = 10) -> Tip:
-    """A finished call with this history, reply included."""
-    half = np.zeros(tokens // 2, np.int32)
-    return Tip(call_id, 0, half, half, history_keys(history)[-1], tools_key(tools))
-
-
-def request(*history: Message, tools: tuple[Tool, ...] = TOOLS) -> Conversation:
-    return Conversation("m", history, tools)
-
-
-def tips(*finished: Tip) -> Tips:
-    known = Tips()
-    for each in finished:
-        known.add("s", each)
-    return known
-
-
-def test_a_request_that_names_its_parent_is_attached_by_pointer() -> None:
-    """The echoed id says which call, the history agrees."""
-    first = tip("one", ASKED, REPLIED)
-    found = tips(first).find("s", request(ASKED, REPLIED, RESULT), [("one", 0)])
-    assert found == Parent(first, "pointer", 2)
-
-
-def test_a_request_without_an_id_is_attached_by_its_history() -> None:
-    """Text-only turns carry no id in some protocols."""
-    first = tip("one", ASKED, ANSWERED)
-    assert tips(first).find("s", request(ASKED, ANSWERED, MORE), []) == Parent(first, "history", 2)
-
-
-def test_the_deepest_call_is_the_parent() -> None:
-    """A chain is extended at its end."""
-    one, two = tip("one", ASKED, REPLIED), tip("two", ASKED, REPLIED, RESULT, ANSWERED)
-    found = tips(one, two).find("s", request(ASKED, REPLIED, RESULT, ANSWERED, MORE), [("one", 0)])
-    assert found == Parent(two, "history", 4)
-
-
-@pytest.mark.parametrize("named", ["one", "two"])
-def test_a_pointer_chooses_among_equal_siblings(named: str) -> None:
-    """Two samples of one prompt said the same: the echoed id tells them apart."""
-    siblings = tips(tip("one", ASKED, REPLIED), tip("two", ASKED, REPLIED))
-    found = siblings.find("s", request(ASKED, REPLIED, RESULT), [(named, 0)])
-    assert isinstance(found, Parent)
-    assert found.tip.call_id == named
-
-
-def test_without_a_pointer_the_latest_of_equal_siblings_is_taken() -> None:
-    """A retry's answer is the one that the harness goes on from."""
-    siblings = tips(tip("one", ASKED, REPLIED), tip("two", ASKED, REPLIED))
-    found = siblings.find("s", request(ASKED, REPLIED, RESULT), [])
-    assert isinstance(found, Parent)
-    assert found.tip.call_id == "two"
-
-
-def test_a_pointer_does_not_attach_an_edited_history() -> None:
-    """An echoed id beside a changed history is a fork: the model must see the change."""
-    known = tips(tip("one", ASKED, REPLIED))
-    edited = Message("user", (Text("Look!"),))
-    assert known.find("s", request(edited, REPLIED, RESULT), [("one", 0)]) == "edited_history"
-
-
-def test_an_edited_tool_result_forks() -> None:
-    """The chain up to the edit is known, what follows is another history."""
-    known = tips(tip("one", ASKED, REPLIED), tip("two", ASKED, REPLIED, RESULT, ANSWERED))
-    edited = Message("tool", (ToolResult("call_1", "b.txt\n"),))
-    assert known.find("s", request(ASKED, REPLIED, edited, ANSWERED, MORE), []) == "edited_history"
-
-
-def test_a_deleted_turn_forks() -> None:
-    """The last reply is ours by its id, what stood before it is gone."""
-    known = tips(tip("one", ASKED, REPLIED), tip("two", ASKED, REPLIED, RESULT, ANSWERED))
-    assert known.find("s", request(ASKED, ANSWERED, MORE), [("two", 0)]) == "edited_history"
-
-
-def test_a_change_of_the_tools_forks() -> None:
-    """The tools stand at the head of the prompt."""
-    known = tips(tip("one", ASKED, REPLIED))
-    assert known.find("s", request(ASKED, REPLIED, RESULT, tools=()), [("one", 0)]) == "tools_changed"
-
-
-def test_a_history_that_nobody_saw_is_a_root() -> None:
-    """A conversation that began elsewhere has no parent here."""
-    assert tips().find("s", request(ASKED, REPLIED, RESULT), []) == "unknown_history"
-
-
-def test_another_sessions_call_is_no_parent() -> None:
-    """Sessions do not share calls, not even equal ones."""
-    known = tips(tip("one", ASKED, REPLIED))
-    assert known.find("t", request(ASKED, REPLIED, RESULT), [("one", 0)]) == "unknown_history"
-
-
-def test_a_request_without_a_reply_in_it_is_the_first() -> None:
-    """Nothing was sampled yet."""
-    assert tips(tip("one", ASKED, REPLIED)).find("s", request(ASKED), []) == "first"
-
-
-def test_two_requests_may_continue_one_call() -> None:
-    """The second becomes a branch: finding a parent takes nothing away."""
-    known = tips(tip("one", ASKED, REPLIED))
-    found = [known.find("s", request(ASKED, REPLIED, RESULT), [("one", 0)]) for _ in range(2)]
-    assert found[0] == found[1]
-
-
-def test_the_oldest_calls_are_forgotten_beyond_the_bound() -> None:
-    """The number of tokens held is bounded, the newest are kept."""
-    known = Tips(max_tokens=25)
-    for name in ("one", "two", "three"):
-        known.add("s", tip(name, Message("user", (Text(name),)), REPLIED))
-    assert [known.knows("s", name, 0) for name in ("one", "two", "three")] == [False, True, True]
-    assert known.find("s", request(Message("user", (Text("one"),)), REPLIED), []) == "unknown_history"
-
-
-def test_a_call_longer_than_the_bound_is_kept_while_it_is_the_newest() -> None:
-    """A session of one huge context must still be extended."""
-    known = Tips(max_tokens=5)
-    known.add("s", tip("one", ASKED, REPLIED))
-    assert known.knows("s", "one", 0)
-
-
-def test_forgetting_one_of_equal_siblings_keeps_the_other() -> None:
-    """Eviction takes the call, not its history."""
-    known = Tips(max_tokens=15)
-    for name in ("one", "two"):
-        known.add("s", tip(name, ASKED, REPLIED))
-    found = known.find("s", request(ASKED, REPLIED, RESULT), [("one", 0)])
-    assert isinstance(found, Parent)
-    assert (found.tip.call_id, found.evidence) == ("two", "history")
-
-
-def test_adding_a_call_again_changes_nothing() -> None:
-    """Calls reloaded from the journal may be in memory already."""
-    known = Tips(max_tokens=25)
-    for _ in range(5):
-        known.add("s", tip("one", ASKED, REPLIED))
-    known.add("s", tip("two", ASKED, ANSWERED))
-    assert known.knows("s", "one", 0)

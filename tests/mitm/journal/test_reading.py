@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polar_mitm.journal import Journal, UnreadableRun, read_calls, recover
+from polar_mitm.journal import Journal, UnreadableRun, read_calls, recover, sealed_sessions
 from polar_mitm.rows import SCHEMA
 
 
@@ -170,3 +170,35 @@ def test_a_parquet_file_of_an_earlier_version_is_readable(run: Path):
     calls = read_calls(run)
     assert calls.schema == SCHEMA
     assert calls["call_id"].to_pylist() == ["old"]
+
+
+def in_sessions(run: Path, completed: Callable[..., Any], *sessions: str) -> None:
+    """Calls of these sessions in a sealed part each, named by their place."""
+    for number, session in enumerate(sessions):
+        journal = Journal.open(run)
+        begun = journal.begin({"call_id": str(number), "session_id": session})
+        asyncio.run(journal.finish([completed(begun)]))
+        journal.close_sync()
+
+
+def test_the_calls_of_one_session_are_read_alone(run: Path, completed: Callable[..., Any]):
+    """From sealed and from live journals, in order; columns that were not asked for are null."""
+    in_sessions(run, completed, "s", "t", "s")
+    live = Journal.open(run)
+    asyncio.run(live.finish([completed(live.begin({"call_id": str(n), "session_id": "st"[n % 2]})) for n in (3, 4)]))
+    table = read_calls(run, "s", ["output_ids"])
+    live.close_sync()
+    assert table["call_id"].to_pylist() == ["0", "2", "4"]
+    assert table.schema.equals(SCHEMA)
+    assert [len(ids) for ids in table["output_ids"].to_pylist()] == [3, 3, 3]
+    assert table.slice(0, 2)["logprobs"].null_count == 2
+    assert read_calls(run, "nobody").num_rows == 0
+
+
+def test_the_sessions_of_earlier_processes_are_named(run: Path, completed: Callable[..., Any]):
+    """Without those of the living writer, which holds its own in memory."""
+    in_sessions(run, completed, "s", "t", "s")
+    live = Journal.open(run)
+    asyncio.run(live.finish([completed(live.begin({"call_id": "9", "session_id": "live"}))]))
+    assert sealed_sessions(run) == {"s", "t"}
+    live.close_sync()

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from polar_mitm.journal import Journal, read_calls, recover
-from polar_mitm.rows import SCHEMA, to_batch
+from polar_mitm.rows import SCHEMA, SCHEMA_VERSION, to_batch
 
 
 def test_close_seals_and_removes_the_journal(run: Path, record: Callable[..., Any]):
@@ -49,9 +49,9 @@ def test_a_sealed_file_carries_its_schema_version(run: Path, record: Callable[..
     record(journal, "a")
     journal.close_sync()
     (path,) = (run / "calls").iterdir()
-    assert pq.read_schema(path).metadata[b"schema_version"] == b"1"
+    assert pq.read_schema(path).metadata[b"schema_version"] == str(SCHEMA_VERSION).encode()
     assert pq.read_schema(path).equals(SCHEMA)
-    assert read_calls(run)["schema_version"].to_pylist() == [1]
+    assert read_calls(run)["schema_version"].to_pylist() == [SCHEMA_VERSION]
 
 
 def test_no_rows_no_file(run: Path):

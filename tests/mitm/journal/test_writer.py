@@ -131,6 +131,16 @@ def test_begin_alone_reaches_the_file_without_an_fsync(run: Path):
     assert read_calls(run).select(["call_id", "status"]).to_pylist() == [{"call_id": "a", "status": "lost"}]
 
 
+def test_every_choice_of_a_call_leaves_a_trace(run: Path):
+    """One that is not finished is lost, the finished one beside it is not."""
+    journal = Journal.open(run)
+    rows = [journal.begin({"call_id": "a", "choice": choice}) for choice in range(3)]
+    asyncio.run(journal.finish([rows[1] | {"status": "completed"}]))
+    journal.close_sync()
+    read = read_calls(run).select(["choice", "status"]).to_pylist()
+    assert [(row["choice"], row["status"]) for row in read] == [(0, "lost"), (1, "completed"), (2, "lost")]
+
+
 @pytest.mark.parametrize("operation", ["fsync", "write", "half"])
 def test_a_failed_disk_is_a_journal_error_for_this_call_and_all_later_ones(
     run: Path, operation: str, completed: Callable[..., Row], record: Callable[..., Any]

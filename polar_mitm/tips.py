@@ -1,0 +1,279 @@
+"""The finished calls of a run that a later call may continue, and the search for the one that a request continues.
+
+Invariant: a call is attached to a parent only when its history equals the parent's history and reply (see
+`conversation.canonical`); an echoed id says which of several equal candidates is meant, it never attaches by itself.
+A call is kept without what its parent holds, so that a session costs its length, not the sum over its turns.
+This module reads no files: what it has forgotten is read again by `desk`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polar_mitm.conversation import (
+    Conversation,
+    Message,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolResult,
+    history_keys,
+    tools_key,
+)
+from polar_mitm.identity import Kind
+from polar_mitm.journal import Outline
+
+Tokens = NDArray[np.int32]
+Evidence = Literal["pointer", "history"]
+RootReason = Literal["first", "edited_history", "tools_changed", "bridge_refused", "unknown_history"]
+Place = tuple[str, int]
+"""Call id and choice."""
+Row = Mapping[str, Any]  # Any: a column's value, typed by rows.SCHEMA
+
+_DEFAULT_BYTES = 256 << 20
+_CALL_BYTES = 2_000  # what the objects of a kept call weigh besides its buffers and texts, measured on Python 3.13
+_STATEFUL = "openai_responses"
+"""The protocol whose requests may name an earlier answer instead of repeating it."""
+_PARTS: dict[str, type[Part]] = {kind.__name__.lower(): kind for kind in (Text, Reasoning, ToolCall, ToolResult)}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What was said in a call, as its row has it."""
+
+    messages: str
+    """JSON: canonical messages after the parent's history and reply."""
+    reply: str
+    """JSON: canonical parts of the reply."""
+    answer: str
+    """JSON: the plain answer."""
+    instructed: bool
+    """Whether its first message are the request's own `instructions`, which no later request takes over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A finished call without what its parent holds."""
+
+    call_id: str
+    choice: int
+    parent: Place | None
+    suffix: Tokens
+    """The prompt's tokens after the parent's prompt and output."""
+    output_ids: Tokens
+    history_key: bytes | None
+    """Key of the history up to and including this call's reply; None when the reply cannot be extended as sampled."""
+    tools_key: bytes
+    outline: Outline | None = None
+    """Of the whole request body, to store a child's body as a difference; None when reloaded from the journal."""
+    thread: str | None = None
+    kind: Kind = "agent"
+    said: Said | None = None
+    """Only of protocols in which a request may name an earlier answer."""
+
+    @classmethod
+    def of(cls, row: Row, outline: Outline | None = None, *, instructed: bool = False) -> Kept:
+        """From the row of a completed call."""
+        said = None
+        if row["dialect"] == _STATEFUL:
+            said = Said(row["messages"], row["reply"], row["answer"], instructed)
+        return cls(
+            row["call_id"],
+            row["choice"],
+            (row["parent_call_id"], row["parent_choice"]) if row["parent_call_id"] else None,
+            np.asarray(row["prompt_suffix"], np.int32),
+            np.asarray(row["output_ids"][: row["kept_len"]], np.int32),  # what a later prompt may hold of it
+            row["history_key"],
+            row["tools_key"],
+            outline,
+            row["thread_id"],
+            row["kind"],
+            said,
+        )
+
+    @property
+    def place(self) -> Place:
+        """What names the call within its session."""
+        return self.call_id, self.choice
+
+    @property
+    def size(self) -> int:
+        """What it takes in memory, in bytes, near enough."""
+        said = self.said
+        texts = len(said.messages) + len(said.reply) + len(said.answer) if said else 0
+        marks = sum(map(len, self.outline.values())) if self.outline else 0
+        return _CALL_BYTES + self.suffix.nbytes + self.output_ids.nbytes + marks + texts
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """A finished call with its whole context."""
+
+    call_id: str
+    choice: int
+    prompt_ids: Tokens
+    output_ids: Tokens
+    history_key: bytes
+    tools_key: bytes
+    outline: Outline | None = None
+    thread: str | None = None
+    kind: Kind = "agent"
+
+    @property
+    def tokens(self) -> int:
+        """Length of prompt and output together."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The call that a request continues, and how much of its history that covers."""
+
+    tip: Tip
+    evidence: Evidence
+    messages: int
+    """How many leading messages of the request are the parent's history and reply."""
+
+
+@dataclass(slots=True)
+class _Tree:
+    """A root and what continues it: the unit in which calls are forgotten."""
+
+    session_id: str
+    calls: dict[Place, Kept] = field(default_factory=dict[Place, Kept])
+    size: int = 0
+
+
+class Tips:
+    """The calls that may be continued; beyond `max_bytes` the trees that were used longest ago are forgotten, whole.
+
+    The tree that was used last is kept whatever its size.
+    """
+
+    def __init__(self, max_bytes: int = _DEFAULT_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self.size = 0
+        """Bytes that the kept calls take, near enough."""
+        self._trees: OrderedDict[int, _Tree] = OrderedDict()
+        self._tree_of: dict[tuple[str, Place], _Tree] = {}
+        self._by_history: dict[tuple[str, bytes], list[Place]] = {}
+        self.forgotten: set[str] = set()
+        """Sessions of which calls were forgotten; whoever reads them again takes the name out."""
+
+    def add(self, session_id: str, call: Kept) -> None:
+        """Make a finished call available as a parent. Adding it again changes nothing.
+
+        A call whose parent was forgotten meanwhile is forgotten too: its context could not be told.
+        """
+        if (session_id, call.place) in self._tree_of:
+            return
+        tree = _Tree(session_id) if call.parent is None else self._tree_of.get((session_id, call.parent))
+        if tree is None:
+            self.forgotten.add(session_id)
+            return
+        tree.calls[call.place] = call
+        tree.size += call.size
+        self.size += call.size
+        self._tree_of[session_id, call.place] = tree
+        if call.history_key is not None:
+            self._by_history.setdefault((session_id, call.history_key), []).append(call.place)
+        self._use(tree)
+        while self.size > self._max_bytes and len(self._trees) > 1:
+            self._forget(self._trees.popitem(last=False)[1])
+
+    def get(self, session_id: str, place: Place) -> Kept | None:
+        """A call that is in memory."""
+        tree = self._tree_of.get((session_id, place))
+        return tree.calls[place] if tree else None
+
+    def find(self, session_id: str, request: Conversation, pointers: Iterable[Place]) -> Parent | RootReason:
+        """The parent of a request, or the reason why it is a root."""
+        last = max((i for i, m in enumerate(request.messages) if m.role == "assistant"), default=-1)
+        if last < 0:
+            return "first"
+        keys = history_keys(request.messages[: last + 1])
+        named = list(pointers)
+        equal = self._by_history.get((session_id, keys[last]), [])
+        if not equal:
+            seen = any((session_id, key) in self._by_history for key in keys)
+            return (
+                "edited_history" if seen or any(self._extendable(session_id, n) for n in named) else "unknown_history"
+            )
+        pointed = [n for n in named if n in equal]
+        place = pointed[-1] if pointed else equal[-1]
+        tree = self._tree_of[session_id, place]
+        self._use(tree)
+        if tree.calls[place].tools_key != tools_key(request.tools):
+            return "tools_changed"
+        return Parent(_whole(tree, place), "pointer" if pointed else "history", last + 1)
+
+    def history(self, session_id: str, place: Place) -> tuple[Message, ...] | None:
+        """The messages of a call without its own instructions, and its reply; None when they are not kept."""
+        tree = self._tree_of.get((session_id, place))
+        chain = _chain(tree, place) if tree else []
+        messages: list[Message] = []
+        for call in chain:
+            if call.said is None:
+                return None
+            messages += _messages(call.said)
+        if not chain or chain[-1].said is None:
+            return None
+        return tuple(messages[1:] if chain[-1].said.instructed else messages)
+
+    def _extendable(self, session_id: str, place: Place) -> bool:
+        call = self.get(session_id, place)
+        return call is not None and call.history_key is not None
+
+    def _use(self, tree: _Tree) -> None:
+        self._trees[id(tree)] = tree
+        self._trees.move_to_end(id(tree))
+
+    def _forget(self, tree: _Tree) -> None:
+        self.size -= tree.size
+        self.forgotten.add(tree.session_id)
+        for place, call in tree.calls.items():
+            del self._tree_of[tree.session_id, place]
+            if call.history_key is None:
+                continue
+            equal = self._by_history[tree.session_id, call.history_key]
+            equal.remove(place)
+            if not equal:
+                del self._by_history[tree.session_id, call.history_key]
+
+
+def _chain(tree: _Tree, place: Place) -> list[Kept]:
+    """A call and its ancestors, the root first."""
+    chain = [tree.calls[place]]
+    while (parent := chain[-1].parent) is not None:
+        chain.append(tree.calls[parent])
+    return chain[::-1]
+
+
+def _whole(tree: _Tree, place: Place) -> Tip:
+    *before, call = _chain(tree, place)
+    assert call.history_key is not None
+    pieces = [piece for kept in before for piece in (kept.suffix, kept.output_ids)]
+    prompt = np.concatenate([*pieces, call.suffix]) if pieces else call.suffix
+    return Tip(
+        call.call_id, call.choice, prompt, call.output_ids, call.history_key, call.tools_key,
+        call.outline, call.thread, call.kind,
+    )  # fmt: skip
+
+
+def _messages(said: Said) -> list[Message]:
+    """The new messages of a call and its reply."""
+    messages = [Message(m["role"], tuple(map(_part, m["parts"]))) for m in json.loads(said.messages)]
+    return [*messages, Message("assistant", tuple(map(_part, json.loads(said.reply))))]
+
+
+def _part(value: dict[str, Any]) -> Part:  # Any: JSON that conversation.part_json wrote
+    fields = dict(value)
+    return _PARTS[fields.pop("kind")](**fields)
