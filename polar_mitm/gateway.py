@@ -1,7 +1,8 @@
-"""The ASGI face of a turn: headers at once, pings, errors in the provider's shape, abort when the client leaves.
+"""The ASGI face of the run: each request gets its route's treatment, in its protocol's own shape.
 
-Invariant: every request gets an answer of its own protocol and, if it is a model call, a row. The addon runs this app
-inside the proxy; `python -m polar_mitm.gateway` runs the same without TLS, for harnesses that take a base URL.
+Invariant: every request gets an answer of its own protocol and, if it is a model call, a row; a stream that has begun
+ends with the protocol's terminal event, whatever happens. The addon runs this app inside the proxy;
+`python -m polar_mitm.gateway` runs the same without TLS, for harnesses that take a base URL.
 """
 
 from __future__ import annotations
@@ -9,31 +10,48 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
+import logging
 import signal
-import socket
 import sys
-import zlib
-from collections.abc import Awaitable, Callable, Generator, MutableMapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from hmac import compare_digest
+from pathlib import PurePath
 from typing import Any
 
-import uvicorn
-
+from polar_mitm.asgi import Gone, Receive, Scope, Send, listen, read_body, send_json, server, until_gone
+from polar_mitm.compression import decompress
 from polar_mitm.desk import Desk
-from polar_mitm.errors import BadRequest, NotFound, PolarError, Unauthorized
+from polar_mitm.engine import Description
+from polar_mitm.errors import BadRequest, EngineUnavailable, NotFound, PolarError, TooLarge, Unauthorized
 from polar_mitm.identity import Session, Sessions
 from polar_mitm.options import OPTIONS, Options, open_run, write_json
 from polar_mitm.record import Incoming
-from polar_mitm.turn import Call, open_call, refuse
-from polar_mitm.wire import DIALECTS, Dialect
-
-Scope = MutableMapping[str, Any]  # Any: ASGI's own message values
-Receive = Callable[[], Awaitable[Scope]]
-Send = Callable[[Scope], Awaitable[None]]
+from polar_mitm.routes import Match, Treatment, find
+from polar_mitm.turn import Call, count, open_call, refuse
+from polar_mitm.wire import Dialect
 
 SECRET_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "proxy-authorization"})
+CALL_HEADER = "x-polar-call"
+_KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key", "authorization")
+_DESCRIBE_SECONDS = 5.0
+"""How long a list of models waits for an engine that was not met yet: harnesses ask for it while they start."""
+_LOG = logging.getLogger("polar")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request without its body."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    host: str
+    """The provider's."""
+    address: str
+    """The IP address of who connected to the gateway itself."""
+    match: Match
 
 
 class Gateway:
@@ -46,150 +64,177 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
         headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
-        dialect = find_dialect(scope["method"], scope["path"])
-        if headers.get("upgrade", "").lower() == "websocket":
-            await _send_json(
-                send, 426, {"error": {"message": "no WebSocket here: use POST", "type": "upgrade_required"}}
-            )
-        elif dialect is None:
-            await _send_json(send, 404, not_found(scope["method"], scope["path"]))
-        else:
-            await self._answer(dialect, scope["path"], headers, receive, send)
+        host = headers.get("x-polar-host", "") if self._is_proxy(headers) else headers.get("host", "")
+        method, path, query = scope["method"], scope["path"], scope["query_string"].decode("latin-1")
+        match = find(method, host.partition(":")[0], path, query, headers)
+        address = str((scope.get("client") or ("",))[0])
+        asked = Asked(method, path, headers, host, address, match)
+        begun = False
 
-    async def _answer(self, dialect: Dialect, path: str, headers: dict[str, str], receive: Receive, send: Send) -> None:
-        body = await _read_body(receive)
-        if body is None:
-            return
+        async def sent(message: Scope) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
         try:
-            call = await self._open(dialect, path, headers, body)
-        except PolarError as error:
-            await _send_json(send, dialect.status(error), dialect.error(error))
+            await self._treat(asked, receive, sent)
+        except Gone:
             return
-        await _until_gone(_deliver(call, dialect, send), receive)
-        call.leave()
+        except Exception as error:  # noqa: BLE001 - the last boundary: a client must be told of any fault, as must the log
+            known = error if isinstance(error, PolarError) else PolarError("the interceptor failed: see its log")
+            if known is not error:
+                _LOG.exception("polar: %s %s failed", method, path)
+            if not begun:
+                await send_json(send, match.dialect.status(known), match.dialect.error(known))
 
-    async def _open(self, dialect: Dialect, path: str, headers: dict[str, str], body: bytes) -> Call:
+    async def _treat(self, asked: Asked, receive: Receive, send: Send) -> None:
+        match asked.match.treatment:
+            case Treatment.GENERATE:
+                await self._generate(asked, receive, send)
+            case Treatment.WEBSOCKET:
+                await send_json(send, 426, upgrade_required())
+            case Treatment.REFUSE:
+                error = not_found(asked.method, asked.path)
+                await send_json(send, asked.match.dialect.status(error), asked.match.dialect.error(error))
+            case _:
+                await until_gone(self._tell(asked, await read_body(receive), send), receive)
+
+    # -- what is asked
+
+    async def _generate(self, asked: Asked, receive: Receive, send: Send) -> None:
+        call = await self._open(asked, receive)
+        try:
+            named = _naming(send, call.call_id) if self._is_proxy(asked.headers) else send
+            await until_gone(_deliver(call, asked.match.dialect, named), receive)
+        finally:
+            call.leave()
+
+    async def _open(self, asked: Asked, receive: Receive) -> Call:
         """The call of a request. Raises PolarError, already recorded."""
-        name, secret, host = self._claims(headers)
-        kept = {k: v for k, v in headers.items() if k not in SECRET_HEADERS and not k.startswith("x-polar-")}
-        incoming = Incoming(dialect, Session(name or "unknown"), host, path, kept, body)
+        incoming = self._incoming(asked)
         try:
-            session = self._sessions.identify(name, secret)
-            plain = _decompress(body, headers.get("content-encoding", ""))
-        except (Unauthorized, BadRequest) as error:
+            incoming = replace(incoming, body=await read_body(receive))
+            incoming = replace(incoming, session=self._identify(asked))
+            body = decompress(incoming.body, asked.headers.get("content-encoding", ""))
+        except (Unauthorized, BadRequest, TooLarge) as error:
             await refuse(self._desk, incoming, error)
             raise
-        return await open_call(self._desk, replace(incoming, session=session, body=plain))
+        return await open_call(self._desk, replace(incoming, body=body))
 
-    def _claims(self, headers: dict[str, str]) -> tuple[str | None, str | None, str]:
-        """Session name, session secret and provider host that a request claims."""
-        if self._secret and compare_digest(headers.get("x-polar-gateway", "").encode(), self._secret.encode()):
-            return headers.get("x-polar-user"), headers.get("x-polar-password"), headers.get("x-polar-host", "")
-        key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
-        name, colon, secret = key.partition(":")
-        return (name, secret, headers.get("host", "")) if colon else (None, None, headers.get("host", ""))
+    async def _tell(self, asked: Asked, body: bytes, send: Send) -> None:
+        """The answers that need no sample and leave no row."""
+        dialect, fields = asked.match.dialect, asked.match.fields
+        match asked.match.treatment:
+            case Treatment.COUNT:
+                body = decompress(body, asked.headers.get("content-encoding", ""))
+                incoming = replace(self._incoming(asked), session=self._identify(asked), body=body)
+                answer = dialect.counted(await count(self._desk, incoming))
+            case Treatment.MODELS:
+                described = await self._described()
+                answer = dialect.models([model_name(described)], described.context)
+            case Treatment.MODEL:
+                answer = dialect.model(fields["model"], (await self._described()).context)
+            case _:
+                session = self._identify(asked)
+                stored = self._desk.delete_answer if asked.method == "DELETE" else self._desk.answer
+                answer = await stored(session, fields["answer"])
+        await send_json(send, 200, answer)
+
+    async def _described(self) -> Description:
+        try:
+            return await asyncio.wait_for(self._desk.ready(), _DESCRIBE_SECONDS)
+        except TimeoutError:
+            raise EngineUnavailable("the engine does not answer yet: its model is not known") from None
+
+    # -- who asks
+
+    def _incoming(self, asked: Asked) -> Incoming:
+        """The request before its session and its body are known."""
+        kept = {k: v for k, v in asked.headers.items() if k not in SECRET_HEADERS and not k.startswith("x-polar-")}
+        claimed = Session(self._claims(asked)[0] or "unknown")
+        return Incoming(asked.match.dialect, claimed, asked.host, asked.path, kept, b"", asked.match.fields)
+
+    def _identify(self, asked: Asked) -> Session:
+        """Raises Unauthorized."""
+        name, secret = self._claims(asked)
+        mode, address = asked.headers.get("x-polar-mode", ""), asked.headers.get("x-polar-address", "")
+        if not self._is_proxy(asked.headers):
+            mode, address = "", asked.address
+        return self._sessions.identify(name, secret, mode=mode, address=address)
+
+    def _claims(self, asked: Asked) -> tuple[str | None, str | None]:
+        """Session name and secret: the proxy URL's user, else an API key that was made for a session."""
+        behind_proxy = self._is_proxy(asked.headers)
+        if behind_proxy and (name := asked.headers.get("x-polar-user")):
+            return name, asked.headers.get("x-polar-password")
+        key = asked.headers.get("x-polar-key", "") if behind_proxy else session_key(asked.headers)
+        name, _, secret = key.partition(":")
+        if not name or (behind_proxy and not self._sessions.registered(name)):
+            return None, None  # behind the proxy, a key may be the user's own
+        return name, secret
+
+    def _is_proxy(self, headers: Mapping[str, str]) -> bool:
+        return bool(self._secret) and compare_digest(headers.get("x-polar-gateway", "").encode(), self._secret.encode())
 
 
-def find_dialect(method: str, path: str) -> Dialect | None:
-    """The protocol of a generation call, None for any other request."""
-    return next((d for d in DIALECTS if d.matches(method, path)), None)
+def session_key(headers: Mapping[str, str]) -> str:
+    """An API key of the form NAME:SECRET, which is made for a session; "" when there is another one or none."""
+    key = next((headers[name] for name in _KEY_HEADERS if headers.get(name)), "").removeprefix("Bearer ")
+    return key if ":" in key else ""
 
 
-def not_found(method: str, path: str) -> dict[str, Any]:  # Any: JSON
+def not_found(method: str, path: str) -> NotFound:
     """The answer to every other request for a provider: the quickest one for all harnesses (seen 2026-11-29)."""
-    error = NotFound(f"{method} {path} is not answered here: this is not a model call")
-    return {"type": "error", "error": {"type": "not_found_error", "message": str(error), "code": error.kind}}
+    return NotFound(f"{method} {path} is not answered here: this is not a model call")
+
+
+def upgrade_required() -> dict[str, Any]:  # Any: JSON
+    """The body of a 426."""
+    return {"error": {"message": "no WebSocket here: use POST", "type": "upgrade_required"}}
+
+
+def model_name(described: Description) -> str:
+    """The served model's name; of a model that is a folder, the folder's name."""
+    return PurePath(described.model).name if described.model.startswith("/") else described.model
+
+
+def _naming(send: Send, call_id: str) -> Send:
+    """Tells the addon, which takes it off again, which call an answer is of."""
+
+    async def named(message: Scope) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (CALL_HEADER.encode(), call_id.encode())]
+        await send(message)
+
+    return named
 
 
 async def _deliver(call: Call, dialect: Dialect, send: Send) -> None:
     if call.request.stream:
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        async with contextlib.aclosing(call.stream()) as chunks:
-            async for chunk in chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        await _stream(call, dialect, send)
         return
-    try:
-        answer = await call.plain()
-    except PolarError as error:
-        await _send_json(send, dialect.status(error), dialect.error(error))
-        return
-    await _send_json(send, 200, answer)
+    answer = await call.plain()
+    await send_json(send, 200, answer)
     call.delivered()
 
 
-async def _until_gone(work: Any, receive: Receive) -> None:  # Any: a coroutine
-    """Run `work`, cancelled as soon as the client disconnects."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(receive())
-    await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-    for pending in (task, gone):
-        pending.cancel()
-    with contextlib.suppress(asyncio.CancelledError):  # the client left; the call's own task records it
-        await task
-
-
-async def _read_body(receive: Receive) -> bytes | None:
-    chunks: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunks.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(chunks)
-
-
-def _decompress(body: bytes, encoding: str) -> bytes:
-    """Undo gzip and deflate; the addon has undone every encoding before."""
-    if encoding in {"", "identity"}:
-        return body
-    if encoding not in {"gzip", "deflate"}:
-        raise BadRequest(f"content-encoding {encoding!r} is not read here: send gzip, deflate or none")
+async def _stream(call: Call, dialect: Dialect, send: Send) -> None:
+    encoder = dialect.encoder(call.request, "")
+    headers = [(b"content-type", encoder.content_type.encode()), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
-        return zlib.decompress(body, wbits=47 if encoding == "gzip" else 15)
-    except zlib.error as error:
-        raise BadRequest(f"the body is not {encoding}: {error}") from error
+        async with contextlib.aclosing(call.stream()) as chunks:
+            async for chunk in chunks:
+                if chunk:  # a protocol without pings has nothing to say while it waits
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    except Exception:  # noqa: BLE001 - harnesses loop without end after a stream without its terminal event
+        _LOG.exception("polar: a stream failed")
+        failed = encoder.fail(PolarError("the interceptor failed: see its log"))
+        await send({"type": "http.response.body", "body": failed, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_json(send: Send, status: int, value: dict[str, Any]) -> None:  # Any: JSON
-    body = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-
-
-# --- serving ------------------------------------------------------------------------------------------------------
-
-
-class Server(uvicorn.Server):
-    """uvicorn inside somebody else's event loop: it leaves the signals alone."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Signals belong to the process."""
-        yield
-
-    def stop(self) -> None:
-        """End serving without waiting for open connections."""
-        self.should_exit = self.force_exit = True
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket, so that the port is known before the server runs."""
-    return socket.create_server((host, port), backlog=512)
-
-
-def server(gateway: Gateway) -> Server:
-    """A server for the app; run it with `serve(sockets=[...])`."""
-    return Server(
-        uvicorn.Config(
-            gateway, lifespan="off", log_level="warning", access_log=False, ws="none", timeout_keep_alive=3600
-        )
-    )
+# --- serving alone ------------------------------------------------------------------------------------------------
 
 
 async def serve(options: Options, host: str, port: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import secrets
 import time
 from dataclasses import asdict, dataclass
@@ -19,7 +20,10 @@ from polar_mitm.engine import SGLang
 from polar_mitm.errors import PolarError
 from polar_mitm.journal import Journal
 from polar_mitm.sampling import Sampling
+from polar_mitm.tally import Tally
 from polar_mitm.tokens import load
+
+_HOST = re.compile(r"[\w-]+(\.[\w-]+)*|\*\.[\w-]+(\.[\w-]+)+")
 
 OPTIONS: tuple[tuple[str, type, Any, str], ...] = (  # Any: a default of the named type
     ("polar_engine", str, "", "URL of the SGLang server that answers every model call, e.g. http://127.0.0.1:30000"),
@@ -31,8 +35,21 @@ OPTIONS: tuple[tuple[str, type, Any, str], ...] = (  # Any: a default of the nam
         "{}",
         'how this run samples, as JSON: temperature (1), top_p, top_k, min_p, max_new_tokens, seed; e.g. {"seed": 7}',
     ),
-    ("polar_allow_hosts", str, "", "comma-separated hosts that are passed through untouched (github.com,example.org)"),
+    (
+        "polar_allow_hosts",
+        str,
+        "",
+        "comma-separated hosts that are passed through untouched, *.NAME for all below a name "
+        "(example.org,*.github.com); never at an address of this machine or its network",
+    ),
     ("polar_wait", float, 600.0, "seconds to wait for an engine that is down, restarting or updating its weights"),
+    (
+        "polar_memory",
+        int,
+        512,
+        "megabytes for finished calls that may be continued or asked for again; what does not fit is read from the run "
+        "folder when it is needed",
+    ),
 )
 
 
@@ -46,6 +63,7 @@ class Options:
     polar_sampling: str
     polar_allow_hosts: str
     polar_wait: float
+    polar_memory: int
 
     @property
     def run(self) -> Path:
@@ -53,9 +71,9 @@ class Options:
         return Path(self.polar_run).expanduser()
 
     @property
-    def allowed(self) -> frozenset[str]:
+    def allowed(self) -> tuple[str, ...]:
         """Hosts that are passed through, in lower case."""
-        return frozenset(h.strip().lower() for h in self.polar_allow_hosts.split(",") if h.strip())
+        return tuple(h.strip().lower() for h in self.polar_allow_hosts.split(",") if h.strip())
 
     def check(self) -> None:
         """Raises ValueError with one sentence for a value that cannot work."""
@@ -65,6 +83,11 @@ class Options:
             )
         if not self.polar_wait >= 0:  # also what is not a number
             raise ValueError(f"polar_wait is {self.polar_wait!r}: give a number of seconds, 0 or more")
+        if self.polar_memory < 1:
+            raise ValueError(f"polar_memory is {self.polar_memory!r}: give a number of megabytes, 1 or more")
+        for host in self.allowed:
+            if not _HOST.fullmatch(host):
+                raise ValueError(f"polar_allow_hosts names {host!r}: give host names, or *.NAME.TLD for all below one")
         Sampling.parse(self.polar_sampling)
 
 
@@ -75,6 +98,7 @@ class Run:
     desk: Desk
     journal: Journal
     engine: SGLang
+    tally: Tally
 
     async def close(self) -> None:
         """Record what is in flight, seal the journal, close the connections."""
@@ -83,8 +107,8 @@ class Run:
         await self.engine.close()
 
 
-async def open_run(options: Options) -> Run:
-    """Open the run folder, the tokenizer and the engine.
+async def open_run(options: Options, *, keeps_rows: bool = False) -> Run:
+    """Open the run folder, the tokenizer and the engine. `keeps_rows`: the tally keeps the last rows, to be shown.
 
     Raises ValueError for a bad option, TokenizerMismatch when the engine is up and its tokenizer is another, and
     EngineUnavailable when the engine is down and would be needed to find the tokenizer.
@@ -102,10 +126,12 @@ async def open_run(options: Options) -> Run:
     except (PolarError, OSError, ValueError):
         await engine.close()
         raise
+    tally = Tally(journal, keeps_rows=keeps_rows)
     desk = Desk(
-        run, run_id, engine=engine, template=template, journal=journal, sampling=sampling, wait=options.polar_wait
-    )
-    return Run(desk, journal, engine)
+        run, run_id, engine=engine, template=template, journal=tally, sampling=sampling, wait=options.polar_wait,
+        memory=options.polar_memory << 20,
+    )  # fmt: skip
+    return Run(desk, journal, engine, tally)
 
 
 def _write_run(options: Options, tokenizer: str, sampling: Sampling) -> str:

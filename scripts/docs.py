@@ -1,4 +1,4 @@
-"""Writes the pages that are generated from the code: docs/dataset.md, docs/cli.md and docs/options.md.
+"""Writes the pages that are generated from the code: docs/dataset.md, cli.md, options.md and protocols.md.
 
 Invariant: a page is a pure function of the code, so `--check` can tell a stale one by comparing bytes. It writes
 nothing else; all other pages are written by hand.
@@ -16,8 +16,11 @@ import pyarrow as pa
 import typer
 from typer.cli import get_docs_for_click
 
+from polar_mitm.compression import ENCODINGS, LARGEST_BODY
 from polar_mitm.options import OPTIONS
+from polar_mitm.routes import ROUTES, Route
 from polar_mitm.rows import COLUMNS, SCHEMA_VERSION
+from polar_mitm.wire import DIALECTS, Dialect
 
 DOCS = Path(__file__).parent.parent / "docs"
 NOTICE = "<!-- Made by `make docs` from {source}: change that, not this page. -->\n"
@@ -78,7 +81,58 @@ leave out `polar_`.
 """
 
 
-PAGES: dict[str, Callable[[], str]] = {"dataset.md": dataset, "cli.md": cli, "options.md": options}
+def protocols() -> str:
+    """The table of routes, and what becomes of the fields of each protocol."""
+    routes = "\n".join(map(_route, ROUTES))
+    return f"""{NOTICE.format(source="polar_mitm/routes.py and the dialects of polar_mitm/wire")}
+# Protocols
+
+## Routes
+
+The first row that fits a request decides. `*` stands for anything, `{{name}}` for a segment that joins the fields of
+the request, as do the parameters named behind `?`. A host that `polar_allow_hosts` names is passed through before this
+table is looked at. Nothing else leaves.
+
+| method | path | only for | protocol | treatment |
+| --- | --- | --- | --- | --- |
+{routes}
+
+Request bodies may come in {", ".join(ENCODINGS)}, up to {LARGEST_BODY >> 20} MB when they are decompressed.
+
+## Fields
+
+*Supported* fields are honoured. *Ignored* ones are harmless, and are named in the call's `fidelity` column, as is every
+field that stands in no list. *Refused* ones would change the meaning of the request: they are answered with the
+provider's own 400. Sampling fields are recorded; what is applied is the run's (`polar_sampling`).
+
+{"".join(map(_fields, DIALECTS))}"""
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "dataset.md": dataset,
+    "cli.md": cli,
+    "options.md": options,
+    "protocols.md": protocols,
+}
+
+
+def _route(route: Route) -> str:
+    only = [*route.hosts, *([f"header `{route.header}`"] if route.header else [])]
+    path = route.path + ("?" + "&".join(route.query) if route.query else "")
+    said = f"{route.treatment.value}{f' ({route.why})' if route.why else ''}"
+    cells = [f"`{route.methods}`", f"`{path}`", ", ".join(only), route.dialect, said]
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _fields(dialect: Dialect) -> str:
+    """One dialect's three lists."""
+    support = dialect.support
+    lines = [f"### {dialect.name}", "", "Supported: " + ", ".join(f"`{name}`" for name in support.supported) + ".", ""]
+    for head, listed in (("ignored | why", support.ignored), ("refused | instead", support.refused)):
+        lines += [f"| {head} |", "| --- | --- |"]
+        lines += [f"| `{name}` | {_cell(why)} |" for name, why in listed.items()]
+        lines.append("")
+    return "\n".join(lines) + "\n"
 
 
 def _commands() -> Iterator[str]:

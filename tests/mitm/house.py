@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,11 +115,10 @@ def open_house(
 class Caller:
     """A client over a bare socket: it sees every byte when it comes, and can leave at any moment."""
 
-    def __init__(self, house: House, path: str, body: Json) -> None:
+    def __init__(self, house: House, path: str, body: Json, headers: Mapping[str, str] | None = None) -> None:
         content = json.dumps(body).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nhost: api.example.org\r\nuser-agent: pi/1\r\ncontent-type: application/json\r\n"
-        )
+        given = {"host": "api.example.org", "user-agent": "pi/1", "content-type": "application/json"} | (headers or {})
+        head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in given.items())
         self._socket = socket.create_connection(("127.0.0.1", house.port))
         self._socket.sendall(f"{head}connection: close\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
         self._changed = threading.Condition()

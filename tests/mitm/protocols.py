@@ -23,9 +23,16 @@ class Protocol:
     failed: bytes
     """In the bytes of a stream that ended in an error."""
 
+    def at(self, *, stream: bool) -> str:
+        """The path of a call, which is another for a stream of Gemini's."""
+        return self.path.replace("generateContent", "streamGenerateContent?alt=sse") if stream else self.path
+
     def ask(self, text: str, **more: Any) -> Json:
         """A first request with one tool."""
         run = {"name": "run", "description": "runs"}
+        if self.name == "gemini":
+            tools = [{"functionDeclarations": [{**run, "parametersJsonSchema": _SCHEMA}]}]
+            return {"contents": [{"role": "user", "parts": [{"text": text}]}], "tools": tools, **more}
         if self.name == "openai_responses":
             given: Json = {"input": [{"role": "user", "content": text}]}
             given["tools"] = [{"type": "function", **run, "parameters": _SCHEMA}]
@@ -57,6 +64,11 @@ class Protocol:
 
     def said(self, answer: Json) -> tuple[str, list[tuple[str, Any]]]:
         """Text and tool calls of a plain answer."""
+        if self.name == "gemini":
+            parts: list[Json] = answer["candidates"][0]["content"].get("parts", [])
+            calls = [p["functionCall"] for p in parts if "functionCall" in p]
+            text = "".join(p["text"] for p in parts if "text" in p and not p.get("thought"))
+            return text, [(c["name"], c["args"]) for c in calls]
         if self.name == "openai_responses":
             items: list[Json] = answer["output"]
             text = "".join(p["text"] for i in items if i["type"] == "message" for p in i["content"])
@@ -72,6 +84,9 @@ class Protocol:
     def said_in(self, stream: bytes) -> tuple[str, list[tuple[str, Any]]]:
         """Text and tool calls of a streamed answer."""
         values: list[Json] = [value for _, value in events(stream) if isinstance(value, dict)]
+        if self.name == "gemini":
+            said = [self.said(value) for value in values if value.get("candidates")]
+            return "".join(text for text, _ in said), [call for _, calls in said for call in calls]
         if self.name == "openai_responses":
             return self.said(values[-1]["response"])
         if self.name == "openai_chat":
@@ -95,3 +110,5 @@ CHAT = Protocol("openai_chat", "/v1/chat/completions", b"[DONE]", b'data: {"erro
 RESPONSES = Protocol("openai_responses", "/v1/responses", b"response.completed", b"response.failed")
 ANTHROPIC = Protocol("anthropic", "/v1/messages", b"message_stop", b"event: error")
 PROTOCOLS = (CHAT, RESPONSES, ANTHROPIC)
+GEMINI = Protocol("gemini", "/v1beta/models/some-model:generateContent", b'"finishReason"', b'data: {"error"')
+EVERY = (*PROTOCOLS, GEMINI)

@@ -51,6 +51,7 @@ def test_the_defaults_need_an_engine_only() -> None:
         ({"polar_engine": "localhost:30000"}, "polar_engine is 'localhost:30000'"),
         ({"polar_wait": -1.0}, "polar_wait is -1.0"),
         ({"polar_wait": float("nan")}, "polar_wait is nan"),
+        ({"polar_memory": 0}, "polar_memory is 0"),
         ({"polar_sampling": "{"}, "polar_sampling"),
         ({"polar_sampling": '{"top_p": 2}'}, "polar_sampling: top_p is 2"),
     ],
@@ -63,8 +64,15 @@ def test_a_bad_value_is_named_with_its_option(given: dict[str, Any], named: str)
 
 def test_allowed_hosts_are_a_list_without_spaces_or_case() -> None:
     """As people write them."""
-    assert options(polar_allow_hosts=" GitHub.com, example.org,,").allowed == {"github.com", "example.org"}
-    assert options().allowed == frozenset()
+    assert options(polar_allow_hosts=" GitHub.com, example.org,,").allowed == ("github.com", "example.org")
+    assert options().allowed == ()
+
+
+@pytest.mark.parametrize("hosts", ["*", "*.com", "https://github.com", "github.com:443", "a.*.org", "git hub.com"])
+def test_an_allowed_host_is_a_name(hosts: str) -> None:
+    """Not everything, not a whole top-level domain, not a URL."""
+    with pytest.raises(ValueError, match="polar_allow_hosts"):
+        options(polar_engine="http://x", polar_allow_hosts=hosts).check()
 
 
 def test_a_run_folder_is_private_and_says_what_it_holds(bytes_folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""What the gateway needs of ASGI and uvicorn: bodies in, JSON out, work that ends when the client leaves, a server.
+
+Invariant: a body larger than the bound is never held. It knows no protocol and no session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
+from typing import Any
+
+import uvicorn
+
+from polar_mitm.compression import check_size
+
+Scope = MutableMapping[str, Any]  # Any: ASGI's own message values
+Receive = Callable[[], Awaitable[Scope]]
+Send = Callable[[Scope], Awaitable[None]]
+
+
+class Gone(Exception):
+    """The client left before its request was whole."""
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole request body. Raises Gone, or TooLarge as soon as it is."""
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        check_size(size)
+        if not message.get("more_body"):
+            return b"".join(chunks)
+
+
+async def send_json(send: Send, status: int, value: dict[str, Any]) -> None:  # Any: JSON
+    """A whole answer."""
+    body = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def until_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Run `work`, cancelled as soon as the client disconnects. Raises what it raises."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for pending in (task, gone):
+            pending.cancel()
+    with contextlib.suppress(asyncio.CancelledError):  # the client left; a call's own task records that
+        await task
+
+
+class Server(uvicorn.Server):
+    """uvicorn inside somebody else's event loop: it leaves the signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Signals belong to the process."""
+        yield
+
+    def stop(self) -> None:
+        """End serving without waiting for open connections."""
+        self.should_exit = self.force_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket, so that the port is known before the server runs."""
+    return socket.create_server((host, port), backlog=512)
+
+
+def server(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> Server:
+    """A server for the app; run it with `serve(sockets=[...])`."""
+    return Server(
+        uvicorn.Config(app, lifespan="off", log_level="warning", access_log=False, ws="none", timeout_keep_alive=3600)
+    )
