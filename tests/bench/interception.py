@@ -1,8 +1,8 @@
 """A whole interception on a machine of its own: scripted engine, mitmdump with the addon, real harness, no way out.
 
-Invariant: everything that is started runs inside one `Namespace` with an environment that holds only what is named here
-and what `polar-toolkit env` prints, so the harness sees what a user's harness would see, and a try to reach another
-machine is on record. It judges nothing: tests do.
+Invariant: everything that is started runs inside one `Namespace` with an environment that holds only what is named
+here, what the harness's recipe names, and what `polar-toolkit env` prints, so the harness sees what a user's harness
+would see, and a try to reach another machine is on record. It judges nothing: tests do.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from typing import Any
 
 import httpx
 
+from polar_toolkit.environment import variables
 from tests.bench.netns import Namespace
 from tests.bench.provisions import HARNESS_BIN, ROOT, harness_binary, qwen3_tokenizer
 from tests.bench.scripted_engine import Script, ScriptedEngine
+from tests.bench.transparent import redirected
 
 HARNESS_SECONDS = 120
 _START_SECONDS = 60
 _PROGRAMS = Path(sys.executable).parent
+_TAP = Path(__file__).with_name("tap.py")
+_PROXY_VARIABLES = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "NODE_USE_ENV_PROXY")
 Json = dict[str, Any]  # Any: run files
 
 
@@ -67,10 +71,14 @@ class Interception:
         self.namespace = namespace
         self.engine = engine
         self._environments: dict[str, dict[str, str]] = {}
+        self._unproxied = False
 
     @contextmanager
     def proxy(self, **options: str) -> Generator[Proxy]:
-        """`mitmdump -s addons/polar.py` on this run folder while inside the block; `options` go to `--set`."""
+        """`mitmdump -s addons/polar.py` on this run folder while inside the block; `options` go to `--set`.
+
+        With the option `tap`, a file, every request is also written down as it came (tests/bench/tap.py).
+        """
         settings = {
             "polar_engine": self.engine.url,
             "polar_run": str(self.run),
@@ -79,7 +87,8 @@ class Interception:
             "listen_port": "0",
         } | options
         self._environments.clear()  # they name the port
-        command = [str(_PROGRAMS / "mitmdump"), "-s", str(ROOT / "addons" / "polar.py")]
+        scripts = [*([_TAP] if "tap" in options else []), ROOT / "addons" / "polar.py"]
+        command = [str(_PROGRAMS / "mitmdump"), *(word for script in scripts for word in ("-s", str(script)))]
         for name, value in settings.items():
             command += ["--set", f"{name}={value}"]
         log = self.folder / "mitmdump.log"
@@ -93,24 +102,47 @@ class Interception:
                 process.kill()
                 raise AssertionError(f"mitmdump did not end on SIGTERM:\n{log.read_text()}")
 
+    @contextmanager
+    def transparent_proxy(self) -> Generator[Proxy]:
+        """The same in mitmproxy's transparent mode, with every web port of the namespace redirected to it.
+
+        Nobody is registered then: without a proxy URL there is nothing to tell sessions by, and all calls are of the
+        run's default one.
+        """
+        with self.proxy(mode="transparent", listen_host="127.0.0.1") as proxy, redirected(self.namespace, proxy.port):
+            self._unproxied = True
+            yield proxy
+        self._unproxied = False
+
     def environment(self, session: str) -> dict[str, str]:
         """What a user gets from `polar-toolkit env`; asked once for each session of a proxy."""
         if session not in self._environments:
-            printed = self.toolkit("env", str(self.run), "--session", session, "--group", "group", "--format", "json")
-            self._environments[session] = json.loads(printed)
+            named = (None, None) if self._unproxied else (session, "group")
+            with self.namespace.entered():  # it looks whether the proxy listens
+                printed = variables(self.run, *named)
+            dropped = _PROXY_VARIABLES if self._unproxied else ()
+            self._environments[session] = {k: v for k, v in printed.items() if k.upper() not in dropped}
         return self._environments[session]
 
-    def perform(self, name: str, provider: str, task: str, *, session: str) -> Done:
-        """Run a harness's own command of harness_images/NAME in a fresh HOME and workspace."""
-        recipe = tomllib.loads((ROOT / "harness_images" / name / "harness.toml").read_text())
-        program, *arguments = [word.replace("{task}", task) for word in recipe["runs"][provider]["command"]]
-        environment = self._bare_environment() | self.environment(session)
+    def perform(self, name: str, way: str, task: str, *, session: str) -> Done:
+        """Run a harness's own command, one of the ways in harness_images/NAME, in the session's HOME and workspace."""
+        recipe = read_recipe(name)["runs"][way]
+        for path, content in recipe.get("files", {}).items():
+            file = self._fresh("home", session) / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        words = [word.replace("{task}", task) for word in recipe["command"]]
+        return self.execute(words, session=session, env=recipe.get("env", {}))
+
+    def execute(self, words: list[str], *, session: str, env: Mapping[str, str] = {}) -> Done:
+        """Run a command (the name of a harness's binary, then its arguments) as `perform` does."""
+        environment = self._bare_environment() | self.environment(session) | env
         environment["HOME"] = str(self._fresh("home", session))
         workspace = self._fresh("workspace", session)
         output = self.folder / f"{session}.log"
         with output.open("wb") as written, self.namespace.entered():
             process = subprocess.Popen(
-                [harness_binary(program), *arguments], cwd=workspace, env=environment, start_new_session=True,
+                [harness_binary(words[0]), *words[1:]], cwd=workspace, env=environment, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=written, stderr=subprocess.STDOUT,
             )  # fmt: skip
         try:
@@ -181,6 +213,11 @@ def interception(folder: Path, script: Script) -> Generator[Interception]:
         with namespace.entered():
             stack.enter_context(engine.serving())
         yield Interception(folder, namespace, engine)
+
+
+def read_recipe(name: str) -> Json:
+    """What harness_images/NAME/harness.toml says."""
+    return tomllib.loads((ROOT / "harness_images" / name / "harness.toml").read_text())
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -118,7 +118,7 @@ def parse_attempt(packet: bytes) -> Attempt | None:
     if protocol in (1, 58):
         return Attempt("icmp", str(address), 0, "") if rest[0] in (8, 128) and not address.is_loopback else None
     port = int.from_bytes(rest[2:4])
-    if protocol == 17 and (port == 53 or not address.is_loopback):
+    if protocol == 17 and (port == 53 or not address.is_loopback) and rest[:2] != b"\0\x35":  # from port 53: an answer
         return Attempt("udp", str(address), port, _queried(rest[8:]) if port == 53 else "")
     if protocol == 6 and rest[13] & 0x12 == 0x02 and not address.is_loopback:
         return Attempt("tcp", str(address), port, "")

@@ -6,6 +6,7 @@ Invariant: it looks and installs nothing; what is missing fails the test with th
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -13,7 +14,10 @@ from polar_train.small_models import cache_folder
 
 ROOT = Path(__file__).parents[2]
 HARNESS_BIN = ROOT / ".harness" / "node_modules" / ".bin"
-"""Where `make harnesses` puts Node 24 and the harnesses."""
+"""Where `make harnesses` puts Node 24 and the harnesses that run on it."""
+CLIENTS = ROOT / ".harness" / "clients"
+"""Where it puts the clients that are written for the tests, and the packages that they need."""
+_BINARIES = (HARNESS_BIN, ROOT / ".harness" / "mini-swe-agent" / "bin", CLIENTS)
 
 
 def qwen3_tokenizer() -> Path:
@@ -22,8 +26,19 @@ def qwen3_tokenizer() -> Path:
 
 
 def harness_binary(name: str) -> Path:
-    """The pinned binary of a harness (or node)."""
-    return _present(HARNESS_BIN / name, "make harnesses")
+    """The pinned binary of a harness, of node, or of a client written for the tests."""
+    found = next((folder / name for folder in _BINARIES if (folder / name).exists()), HARNESS_BIN / name)
+    return _present(found, "make harnesses")
+
+
+def nft() -> Path:
+    """The program that redirects connections inside a namespace."""
+    return _present(Path(which("nft") or "/usr/sbin/nft"), "apt-get install nftables")
+
+
+def certifi_package() -> Path:
+    """The certifi package of the client that trusts nothing else."""
+    return _present(CLIENTS / "certifi", "make harnesses")
 
 
 def _present(path: Path, remedy: str) -> Path:

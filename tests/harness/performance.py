@@ -1,13 +1,13 @@
 """A real harness performs a scripted task: shell calls that write a greeting, then a closing word.
 
-Invariant: the script is the same for every harness but for the name of its shell tool; text and JSON are spelled oddly,
-so that a harness or a stage that spells them anew shows. This module judges nothing.
+Invariant: the script is the same for every harness but for what its shell tool is called; text and JSON are spelled
+oddly, so that a harness or a stage that spells them anew shows. This module judges nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,18 @@ TASK = "Write a greeting into the file hello.txt."
 GREETING = "bonjour, café"
 CLOSING = "the greeting is in hello.txt."
 SESSION = "s1"
-_SHELL = {"codex": ("exec_command", "cmd"), "claude-code": ("Bash", "command"), "pi": ("bash", "command")}
+_SHELL = {
+    "codex": ("exec_command", "cmd"), "claude-code": ("Bash", "command"), "pi": ("bash", "command"),
+    "qwen-code": ("run_shell_command", "command"), "gemini-cli": ("run_shell_command", "command"),
+    "opencode": ("bash", "command"), "mini-swe-agent": ("bash", "command"),
+    "static-client": ("run", "command"), "certifi-client": ("run", "command"),
+}  # fmt: skip
+_ASSISTANT = "<|im_start|>assistant"
+_TOOLS = "# Tools\n\nYou may call one or more functions"
+_SUMMARY = "The greeting was written; nothing is left to do but to say so."
 Json = dict[str, Any]  # Any: request bodies and rows
+Actor = Callable[[str], str]
+"""A script as a function of the prompt's text."""
 
 
 def script(harness: str, *, shell_calls: int = 1) -> list[str]:
@@ -31,6 +41,61 @@ def script(harness: str, *, shell_calls: int = 1) -> list[str]:
     said = "<think>\nThe file has to hold a greeting.\n</think>\n\n  I will write it. \n\n<tool_call>\n"
     calls = [f'{{"name": "{tool}",  "arguments": {{"{parameter}":   "{_command(n)}" }}}}' for n in range(shell_calls)]
     return [*[f"{said}{call}\n</tool_call>" for call in calls], f"<think>\nIt is there.\n</think>\n\nDone:  {CLOSING}"]
+
+
+def actor(harness: str) -> Actor:
+    """Plays `script`, and answers the small calls that some harnesses make beside it: titles and routes."""
+    replies = script(harness)
+
+    def act(prompt: str) -> str:
+        if "complexity_score" in prompt and _TOOLS not in prompt:  # Gemini CLI 0.61.0 asks which model to take
+            return '{"complexity_reasoning": "one file", "complexity_score": 5}'
+        return replies[min(turn(prompt), 1)] if _TOOLS in prompt else "A greeting"
+
+    return act
+
+
+def compacting_actor(prompt: str) -> str:
+    """For Codex when it compacts: the history goes, its summary stays, and the work goes on from there."""
+    call, closing = script("codex")
+    if _SUMMARY in prompt:
+        return closing
+    return _SUMMARY if "summar" in prompt[prompt.rindex("<|im_start|>user") :].lower() else call
+
+
+def code_actor(prompt: str) -> str:
+    """For Codex's own default model: its one tool, `exec`, takes JavaScript."""
+    code = f"text((await tools.exec_command({{cmd: {json.dumps(_plain_command(0))}}})).output)"
+    call = json.dumps({"name": "exec", "arguments": {"input": code}}, ensure_ascii=False)
+    first = f"<think>\nA greeting.\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
+    return [first, script("codex")[-1]][min(turn(prompt), 1)]
+
+
+def submitting_actor(prompt: str) -> str:
+    """For mini-swe-agent, whose run ends with a command and not with a reply."""
+    words = f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo {CLOSING}"
+    call = json.dumps({"name": "bash", "arguments": {"command": words}})
+    return [script("mini-swe-agent")[0], f"It is there.\n\n<tool_call>\n{call}\n</tool_call>"][min(turn(prompt), 1)]
+
+
+def delegating_actor(prompt: str) -> str:
+    """For Claude Code: two sub-agents in parallel, one of which writes the file."""
+    if TASK in prompt:
+        launch = [
+            json.dumps({"name": "Agent", "arguments": {"description": name, "prompt": f"SUBTASK {name}"}})
+            for name in ("one", "two")
+        ]
+        calls = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in launch)
+        return [f"Two will do it.\n\n{calls}", script("claude-code")[-1]][min(turn(prompt), 1)]
+    shell = script("claude-code")[0]
+    return [shell if "SUBTASK one" in prompt else shell.replace("hello.txt", "other.txt"), "Done."][
+        min(turn(prompt), 1)
+    ]
+
+
+def turn(prompt: str) -> int:
+    """The number of assistant turns in a prompt before the one that it asks for."""
+    return prompt.count(_ASSISTANT) - 1
 
 
 def output(n: int) -> str:
@@ -66,8 +131,13 @@ def without_turn(body: Json, n: int) -> Json:
     return body | {name: items[:start] + items[end + 1 :]}
 
 
+def _plain_command(n: int) -> str:
+    return _command(n).replace(r"\u00e9", "é")
+
+
 def _command(n: int) -> str:
-    return rf"printf 'bonjour, caf\u00e9' > hello.txt; echo wrote {n}: $(cat hello.txt)"
+    """Without command substitution, which Gemini CLI 0.61.0 refuses to run."""
+    return rf"printf 'bonjour, caf\u00e9' > hello.txt; printf 'wrote {n}: '; cat hello.txt"
 
 
 def _is_reply(item: Mapping[str, Any]) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -23,11 +26,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Generator[Interception]:
 
 
 def test_an_unlisted_request_gets_a_json_404(bench: Interception):
-    """Telemetry, model lists and whatever else a provider's host is asked for: 404, JSON, and no connection."""
-    for url in ("https://api.openai.com/v1/models", "https://chatgpt.com/backend-api/x", "http://example.org/"):
+    """Telemetry, settings and whatever else a provider's host is asked for: 404, JSON, and no connection."""
+    for url in ("https://api.openai.com/v1/files", "https://chatgpt.com/backend-api/x", "http://example.org/"):
         answer = bench.ask(url, session="s1")
         assert answer.status_code == 404
-        assert answer.json()["error"]["type"] == "not_found_error"
+        assert "is not answered here" in answer.json()["error"]["message"]
     assert bench.namespace.attempts() == []
 
 
@@ -43,8 +46,8 @@ def test_a_websocket_upgrade_gets_426(bench: Interception):
 
 
 def test_no_other_machine_is_reached_by_default(bench: Interception):
-    """A server on this machine is not passed through either, unless the user names it."""
-    assert bench.ask(f"{bench.engine.url}/v1/models", session="s1").status_code == 404
+    """A server on this machine is not passed through either."""
+    assert bench.ask(f"{bench.engine.url}/server_info", session="s1").status_code == 404
 
 
 def test_a_key_is_written_nowhere(bench: Interception):
@@ -86,8 +89,43 @@ def test_a_client_that_leaves_ends_the_generation(bench: Interception):
     assert STOP not in bench.engine.decode(call.output_ids)
 
 
+class Elsewhere(BaseHTTPRequestHandler):
+    """Some server of the world: in the bench's network every address is this machine."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "9")
+        self.end_headers()
+        self.wfile.write(b"elsewhere")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@contextmanager
+def elsewhere(bench: Interception) -> Generator[int]:
+    """The port at which any address answers."""
+    with bench.namespace.entered():
+        server = ThreadingHTTPServer(("0.0.0.0", 0), Elsewhere)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 def test_a_host_that_the_user_names_is_passed_through(tmp_path_factory: pytest.TempPathFactory):
-    """With polar_allow_hosts the very answer of that server comes back."""
-    with interception(tmp_path_factory.mktemp("run"), ["x"]) as bench, bench.proxy(polar_allow_hosts="127.0.0.1"):
-        answer = bench.ask(f"{bench.engine.url}/v1/models", session="s1")
-    assert answer.json()["data"][0]["owned_by"] == "sglang"
+    """The very answer of that server comes back, twice; not of one inside, though it is named."""
+    named = "140.82.121.4,127.0.0.1"
+    with interception(tmp_path_factory.mktemp("run"), ["x"]) as bench, bench.proxy(polar_allow_hosts=named):
+        with elsewhere(bench) as port:
+            answers = [bench.ask(f"http://140.82.121.4:{port}/a", session="s1") for _ in range(2)]
+            other = bench.ask(f"http://140.82.121.5:{port}/a", session="s1")
+        inside = bench.ask(f"{bench.engine.url}/server_info", session="s1")
+    assert [(answer.status_code, answer.content) for answer in answers] == [(200, b"elsewhere")] * 2
+    assert other.status_code == 404
+    assert inside.status_code == 502
+    assert "127.0.0.1" in inside.json()["error"]["message"]

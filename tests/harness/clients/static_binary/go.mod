@@ -1,0 +1,3 @@
+module staticclient
+
+go 1.27
