@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from polar_mitm.tokens import Template, load
 from polar_train.small_models import fetch
+from tests.bench.provisions import qwen3_tokenizer
 from tests.sglang.server import embedded, sglang
+
+
+@pytest.fixture(scope="session")
+def qwen3() -> Template:
+    """The Qwen3 template (`make models`)."""
+    return load(qwen3_tokenizer())
 
 
 @pytest.fixture(scope="session")
