@@ -176,7 +176,12 @@ def multiplexed() -> Iterator[Figure]:
 async def _http2(proxy: Process) -> tuple[float, float]:
     url = f"https://api.openai.com{CHAT}"
     async with httpx.AsyncClient(
-        http2=True, proxy=f"http://127.0.0.1:{proxy.port}", verify=str(proxy.ca), timeout=60, trust_env=False
+        http1=False,
+        http2=True,
+        proxy=f"http://127.0.0.1:{proxy.port}",
+        verify=str(proxy.ca),
+        timeout=60,
+        trust_env=False,
     ) as client:
 
         async def timed(calls: int) -> float:

@@ -96,8 +96,9 @@ class Choice:
 
     async def reply(self) -> Reply:
         """The reply of the whole sample."""
-        finished = self._finished = await self._desk.tokens(self._reading.finish)
         request, generation = self._order.request, self._sampled
+        scored = request.sampling.logprobs
+        finished = self._finished = await self._desk.tokens(lambda: self._reading.finish(scored=scored))
         parts = self._minted(finished.parts)
         return Reply(
             self._reply_id,
@@ -105,7 +106,7 @@ class Choice:
             "stop" if finished.stopped_by else finish_of(generation.finish, parts),
             self._usage(finished),
             stopped_by=finished.stopped_by,
-            scored=self._scored(finished) if request.sampling.logprobs else (),
+            scored=self._scored(finished) if scored else (),
         )
 
     def completed(self, reply: Reply, history: bytes) -> Row:

@@ -6,6 +6,7 @@ template gives. Local folders and fine-tunes carry no telling name, and a wrong 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import renderers
@@ -34,7 +35,32 @@ PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]] | None], ...] = (
         PROBE_TOOLS,
     ),
 )
+_SHORT = 64
+"""Characters of a text that is worth remembering: headers and separators of a family, not messages."""
 _NOT_THIS_FAMILY = (AssertionError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
+
+
+class _Remembering:
+    """A tokenizer that encodes the short texts which a family's parser asks for again at every read only once."""
+
+    def __init__(self, tokenizer: Any) -> None:  # Any: a transformers tokenizer, untyped
+        self._tokenizer = tokenizer
+        self._encoded = lru_cache(maxsize=256)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
+
+    def encode(self, text: str, **options: Any) -> list[int]:  # Any: transformers' options
+        """As the tokenizer does."""
+        if len(text) > _SHORT or options != {"add_special_tokens": False}:
+            return list(self._tokenizer.encode(text, **options))
+        return list(self._encoded(text))
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:  # Any: transformers' own
+        return self._tokenizer(*texts, **options)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the tokenizer has
+        return getattr(self._tokenizer, name)
 
 
 def find(tokenizer: Any) -> tuple[renderers.Renderer | None, str]:  # Any: a transformers tokenizer, untyped
@@ -45,10 +71,11 @@ def find(tokenizer: Any) -> tuple[renderers.Renderer | None, str]:  # Any: a tra
     """
     expected = [_by_template(tokenizer, messages, tools) for messages, tools in PROBES]
     vocabulary = tokenizer.get_vocab()
+    remembering = _Remembering(tokenizer)
     for name in _names():
         if name == "gpt-oss" and "<|channel|>" not in vocabulary:
             continue  # this renderer downloads its encoding when it is made: only for a model that is one
-        renderer = _candidate(tokenizer, name)
+        renderer = _candidate(remembering, name)
         if renderer is not None and _agrees(renderer, expected):
             return renderer, name
     return None, "template"

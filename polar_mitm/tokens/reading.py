@@ -42,7 +42,7 @@ class Finished:
     reasoning: int
     """How many leading ids are its reasoning."""
     text: tuple[int, int]
-    """The ids [start, end) of its visible text; empty when it has none."""
+    """The ids [start, end) of its visible text; empty when it has none, or when nobody asked for them."""
     stopped_by: str | None = None
     kept: int | None = None
     """How many leading ids the reply stands for when a stop string ended it; None: all."""
@@ -184,15 +184,15 @@ class Reading:
 
     # -- the end
 
-    def finish(self) -> Finished:
-        """The whole sample, read."""
+    def finish(self, *, scored: bool = False) -> Finished:
+        """The whole sample, read; `scored` when the ids of its visible text are wanted, which costs more."""
         ids = self.output_ids
         read = self._parse(ids)
         if stops.first(self._searched(read, ids), self._stop):
             return self._cut(ids)
         parts = tuple(self._keep(part) for part in read.parts)
         reasoning = self._reasoning(read, ids)
-        return Finished(parts, read.faults, reasoning, self._span(read, ids, reasoning))
+        return Finished(parts, read.faults, reasoning, self._span(read, ids, reasoning) if scored else (0, 0))
 
     def _cut(self, ids: Tokens) -> Finished:
         """The reply ends before the first stop string; the ids from it on are none of it."""
@@ -237,6 +237,10 @@ class Reading:
             part = self._parse(ids[:n])
             return not part.reasoning_open and part.of(Reasoning) == thought
 
+        likely = (at + 1 for at in self._template.marks(ids) if is_over(at + 1))  # most families end it with a marker
+        end = next(likely, None)
+        if end is not None and not is_over(end - 1):
+            return end
         return self._least(len(ids), is_over)
 
     def _span(self, read: Parsed, ids: Tokens, reasoning: int) -> tuple[int, int]:

@@ -137,6 +137,10 @@ class Template:
         """Whether none of the ids is an added token: no family's marker, and no end."""
         return self._added.isdisjoint(ids.tolist())
 
+    def marks(self, ids: Tokens) -> list[int]:
+        """The places of the added tokens."""
+        return [at for at, token in enumerate(ids.tolist()) if token in self._added]
+
     def _extend(self, prompt: Tokens, output: Tokens, suffix: list[int]) -> Tokens:
         if len(output) and output[-1] in self.stop_ids and suffix and suffix[0] in self.stop_ids:
             suffix = suffix[1:]  # the sample already holds its end of turn

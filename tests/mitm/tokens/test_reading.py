@@ -246,7 +246,7 @@ def test_the_ids_of_the_visible_text_are_told(qwen3: Template, end: str) -> None
     ids = np.array(qwen3.encode(f"<think>\nhm\n</think>\n\nnaïve 🧭.{end}"), np.int32)
     reading = Reading(qwen3, qwen3_prompt(qwen3), TOOLS)
     reading.push(ids)
-    start, stop = reading.finish().text
+    start, stop = reading.finish(scored=True).text
     assert b"".join(map(qwen3.bytes_of, ids[start:stop].tolist())).decode().rstrip() == "naïve 🧭."
 
 
