@@ -52,7 +52,7 @@ class PolarContentview(Contentview):
     def _answer(self, row: Row) -> str:
         ids, logprobs = row.get("output_ids", ()), row.get("logprobs", ())
         head = (
-            f"call {row['call_id']}, session {row['session_id']}, {row.get('kind')}: {row['status']}, "
+            f"call {row['call_id']}, session {row['session_id']}, {row.get('kind')}: {row['status']}\n"
             f"{row.get('prompt_len')} prompt tokens, {len(ids)} sampled, "
             f"{'trained' if row.get('trainable') else 'not trained: ' + str(row.get('untrainable_reason'))}"
         )
