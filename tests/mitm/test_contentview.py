@@ -65,7 +65,7 @@ def test_an_answer_is_shown_with_its_parts_and_its_tokens() -> None:
     flow = call("/v1/messages", {})
     assert flow.response
     assert VIEW.prettify(b"{}", seen(flow.response, flow)).split("\n\n") == [
-        "call c1, session alice, agent: completed, 9 prompt tokens, 2 sampled, not trained: foreign",
+        "call c1, session alice, agent: completed\n9 prompt tokens, 2 sampled, not trained: foreign",
         "<thinking> Hm.",
         "Hello.",
         '<call> run {"command": "ls"}  (call_1)',
