@@ -7,7 +7,6 @@ old ones. docs/dataset.md is generated from this module.
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -118,21 +117,6 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
 )
 
 SCHEMA = pa.schema([pa.field(name, kind) for name, kind, _ in COLUMNS])
-_NAMES = frozenset(SCHEMA.names)
-_ROW = pa.struct(list(SCHEMA))
-
-
-def to_batch(row: dict[str, Any]) -> pa.RecordBatch:  # Any: a column's value, typed by the schema
-    """One row as a RecordBatch of SCHEMA; absent columns are null. numpy arrays are copied.
-
-    Raises KeyError for a name that is no column.
-    """
-    unknown = row.keys() - _NAMES
-    if unknown:
-        raise KeyError(f"no such column: {sorted(unknown)}")
-    return pa.RecordBatch.from_struct_array(
-        pa.array([row], type=_ROW)
-    )  # one conversion: a tenth of one for each column
 
 
 def token_hash(ids: NDArray[np.int32]) -> bytes:

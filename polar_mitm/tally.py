@@ -37,10 +37,12 @@ class Tally:
         await self._journal.finish(rows)
         for row in rows:
             self._count(row)
-            if self._keeps_rows:
-                self._rows[_key(row)] = row
-        while len(self._rows) > _KEPT_ROWS:
-            self._rows.popitem(last=False)
+        self._keep(rows)
+
+    def amend(self, rows: Sequence[Row]) -> None:
+        """As the journal's."""
+        self._journal.amend(rows)
+        self._keep(rows)
 
     def row(self, call_id: str, choice: int = 0) -> Row | None:
         """The finished row of a call, if it is among the last."""
@@ -57,9 +59,12 @@ class Tally:
             "trainable tokens": self._trainable,
         }
 
+    def _keep(self, rows: Sequence[Row]) -> None:
+        self._rows |= {_key(row): row for row in rows if self._keeps_rows}
+        while len(self._rows) > _KEPT_ROWS:
+            self._rows.popitem(last=False)
+
     def _count(self, row: Row) -> None:
-        if _key(row) not in self._open:
-            return  # the same row again: it was delivered
         self._open.discard(_key(row))
         self._ended[str(row["status"])] = self._ended.get(str(row["status"]), 0) + 1
         sampled = len(row.get("output_ids", ()))

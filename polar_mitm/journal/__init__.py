@@ -1,8 +1,9 @@
 """The journal: a call's rows on disk before anyone sees its answer, and from there into Parquet.
 
 Invariant: when `Journal.finish` returns, its rows survive `kill -9` and a power cut; what `begin` took and nothing
-finished is found again as a row of status "lost". A row stays in a journal until the Parquet file that holds it is
-durable, so readers meet it once or twice, never not at all, and keep the last record of a (call_id, choice).
+finished is found again as a row of status "lost"; what `amend` took is durable with the next `finish`. A row stays in
+a journal until the Parquet file that holds it is durable, so readers meet it once or twice, never not at all, and keep
+the last record of a (call_id, choice).
 
 A writer is one process, and its files are numbered parts:
 

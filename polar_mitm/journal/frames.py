@@ -1,7 +1,7 @@
 """The bytes of a journal file: rows to frames and back.
 
 A file is eight magic bytes, then frames: length, CRC-32, payload. The first payload is the Arrow schema of the rows,
-so that those of earlier versions stay readable; every other one is a row behind its key.
+so that those of earlier versions stay readable; every other one is a packed row, compressed, behind its key.
 Invariant: reading stops at the first frame that is short or does not match its checksum; a writer died there, and
 nothing behind it was ever acknowledged. This module opens files to read them and never changes one.
 """
@@ -10,26 +10,26 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
+import zstandard
 
-from polar_mitm.rows import SCHEMA, SCHEMA_VERSION, to_batch
+from polar_mitm.journal.packing import Row, pack, to_table
+from polar_mitm.rows import SCHEMA, SCHEMA_VERSION
 
-Row = dict[str, Any]  # Any: a column's value, typed by rows.SCHEMA
 Kind = Literal[b"B", b"F"]
 BEGUN: Kind = b"B"
 FINISHED: Kind = b"F"
 
-_MAGIC = b"polarj1\n"
+_MAGIC = b"polarj2\n"
+_EARLIER = b"polarj1\n"  # rows as Arrow, before the first release
 _SCHEMA = b"S"
 _FRAME = struct.Struct("<QI")  # length and CRC-32 of the payload
 _KEY = struct.Struct("<cqiB")  # kind, sequence, choice, length of the call_id that follows
-_SIZE = struct.Struct("<Q")  # bytes of the row before compression
-_ZSTD = pa.Codec("zstd")
 _GROUP_BYTES = 16 << 20  # of frames in one piece of a table: bounds the memory that sealing takes
 
 
@@ -45,23 +45,23 @@ class Record:
     call_id: str
     choice: int
     key: bytes
-    batch: pa.RecordBatch
+    row: bytes
+    """Packed."""
 
-    def frame(self) -> bytes:
-        """The row's frame; about 50 us for a row of 200 tokens, most of it compression."""
-        row = self.batch.serialize()
-        return _frame(self.key + _SIZE.pack(row.size) + _ZSTD.compress(row, asbytes=True))
+    def frame(self, compress: Callable[[bytes], bytes]) -> bytes:
+        """The row's frame; `compress` makes a zstd frame with its size."""
+        return _frame(self.key + compress(self.row))
 
 
 def record(kind: Kind, row: Row) -> Record:
-    """A Record of `row`, which has at least call_id, choice and sequence. Its arrays are copied.
+    """A Record of `row`, which has at least call_id, choice and sequence; later changes of it are not seen.
 
-    Raises KeyError for a missing key or a name that is no column, pyarrow's ArrowInvalid for a value of a wrong type.
+    Raises KeyError for a missing key, and what `pack` raises.
     """
     call_id: str = row["call_id"]
     name = call_id.encode()
     key = _KEY.pack(kind, row["sequence"], row["choice"], len(name))
-    return Record(kind, call_id, row["choice"], key + name, to_batch(row))
+    return Record(kind, call_id, row["choice"], key + name, pack(row))
 
 
 def head() -> bytes:
@@ -118,14 +118,10 @@ class Contents:
         """
         found = [*self.finished.values(), *(self.begun.values() if lost else ())]
         found.sort(key=lambda row: (row.sequence, row.choice))
+        decompress = zstandard.ZstdDecompressor().decompress
         for group in _groups(found):
-            batches = [self._row(row) for row in group]
-            yield conform(pa.Table.from_batches(batches, schema=self.schema).combine_chunks())
-
-    def _row(self, found: Found) -> pa.RecordBatch:
-        (size,) = _SIZE.unpack_from(self.data, found.start)
-        row = _ZSTD.decompress(self.data[found.start + _SIZE.size : found.end], decompressed_size=size)
-        return pa.ipc.read_record_batch(row, self.schema)
+            packed = (decompress(self.data[row.start : row.end]) for row in group)
+            yield conform(to_table(packed, self.schema))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +135,12 @@ class Found:
 
 
 def open_journal(path: Path) -> Contents:
-    """Index a journal, which may be growing. Raises UnreadableRun when it is foreign or of a later version."""
+    """Index a journal, which may be growing. Raises UnreadableRun when it is foreign or of another format."""
     with pa.memory_map(str(path)) as file:
         data: pa.Buffer = file.read_buffer()
     view = memoryview(data)
+    if bytes(view[: len(_EARLIER)]) == _EARLIER:
+        raise UnreadableRun(f"{path} is of an earlier format: start and stop the polar-mitm that wrote it, to seal it")
     if bytes(view[: len(_MAGIC)]) != _MAGIC:
         raise UnreadableRun(f"{path} is not a journal of polar-mitm: move it out of the run folder")
     spans = list(_payloads(view))

@@ -22,10 +22,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol, Self
 
-import pyarrow as pa
+import zstandard
 
 from polar_mitm.errors import JournalError
-from polar_mitm.journal.frames import BEGUN, FINISHED, Record, Row, head, record
+from polar_mitm.journal.frames import BEGUN, FINISHED, Record, head, record
+from polar_mitm.journal.packing import Row
 from polar_mitm.journal.sealing import recover, seal, sync_folder
 from polar_mitm.rows import SCHEMA_VERSION
 
@@ -84,6 +85,7 @@ class Journal:
         self._numbers = count(1)
         self._unfinished: dict[tuple[str, int], bytes] = {}  # frames of begun calls, to carry into the next part
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # None ends the writer thread
+        self._compress = zstandard.ZstdCompressor(level=1).compress  # of the writer thread alone
         self._gate = threading.Lock()  # nothing enters the queue behind its None
         self._closed = False
         self._broken = ""  # why nothing can be written any more
@@ -127,13 +129,24 @@ class Journal:
         rows back. Raises JournalError when a write or fsync failed, now or earlier, and ValueError for a row that
         `begin` did not stamp.
         """
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+        self._put(_Job(self._finished(rows), done))
+        await asyncio.wrap_future(done)
+
+    def amend(self, rows: Sequence[Row]) -> None:
+        """Take later rows of finished choices, which replace the earlier ones; nobody waits for the disk.
+
+        They are on their way when this returns, and on stable storage with the next `finish` or `close`. Raises as
+        `finish`; the next call is told of a write that fails later.
+        """
+        self._put(_Job(self._finished(rows)))
+
+    def _finished(self, rows: Sequence[Row]) -> tuple[Record, ...]:
         for row in rows:
             if row.get("writer") != self.writer:
                 raise ValueError(f"call {row.get('call_id')!r} did not begin here: complete the row from begin()")
-        done: Future[None] = Future()
-        done.set_running_or_notify_cancel()  # from here on it cannot be cancelled
-        self._put(_Job(tuple(record(FINISHED, row) for row in rows), done))
-        await asyncio.wrap_future(done)
+        return tuple(record(FINISHED, row) for row in rows)
 
     async def flush(self) -> None:
         """Return when every call that is finished so far is in `calls/`; the journal goes on in a new part.
@@ -191,7 +204,7 @@ class Journal:
             if jobs and not self._broken:
                 try:
                     self._commit(jobs)
-                except (OSError, MemoryError, pa.ArrowException) as error:  # this group and all later ones are told
+                except (OSError, MemoryError, zstandard.ZstdError) as error:  # this group and all later ones are told
                     self._broken = f"cannot write {self._part.path}: {error}; mend the disk and start again"
             for job in jobs:
                 job.answer(self._broken)
@@ -211,7 +224,7 @@ class Journal:
     def _commit(self, jobs: list[_Job]) -> None:
         if self._part.size >= self._rotate_bytes:
             self._rotate()
-        framed = [(taken, taken.frame()) for job in jobs for taken in job.records]
+        framed = [(taken, taken.frame(self._compress)) for job in jobs for taken in job.records]
         self._part.write(b"".join(frame for _, frame in framed))
         if any(job.done for job in jobs):
             self._part.fsync()

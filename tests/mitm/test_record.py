@@ -11,8 +11,9 @@ from polar_mitm.conversation import Conversation, Message, Text, Tool, history_k
 from polar_mitm.errors import BadRequest
 from polar_mitm.identity import Session
 from polar_mitm.journal import outline
+from polar_mitm.journal.packing import pack, to_table
 from polar_mitm.record import Incoming, first_row, prompt_row, refused_row, request_row
-from polar_mitm.rows import SCHEMA, to_batch, token_hash
+from polar_mitm.rows import SCHEMA, token_hash
 from polar_mitm.tips import Parent, Tip
 from polar_mitm.wire import DIALECTS
 
@@ -43,7 +44,7 @@ def test_no_credential_is_in_a_row() -> None:
     request = Conversation("m", (ASKED,), (TOOL,))
     row = first_row("run", incoming(**headers), "one", 1) | request_row(request)
     row |= prompt_row(PROMPT, None, "first", request, BODY)
-    assert secret not in str(to_batch(row).to_pylist())
+    assert secret not in str(to_table([pack(row)]).to_pylist())
 
 
 def test_the_first_row_says_whose_call_it_is_and_where_it_came_in() -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_mitm.rows import COLUMNS, SCHEMA, full_prompts, to_batch, token_hash
+from polar_mitm.journal.packing import pack, to_table
+from polar_mitm.rows import COLUMNS, SCHEMA, full_prompts, token_hash
 
 Row = dict[str, Any]
 
@@ -24,7 +25,7 @@ def call(name: str, suffix: list[int], output: list[int], parent: str | None = N
 
 
 def table(*rows: Row) -> pa.Table:
-    return pa.Table.from_batches([to_batch(row) for row in rows], schema=SCHEMA)
+    return to_table(pack(row) for row in rows)
 
 
 def prompts(*rows: Row) -> dict[str, list[int]]:
@@ -35,38 +36,6 @@ def test_every_column_says_what_it_means() -> None:
     """docs/dataset.md is made from these sentences."""
     assert all(meaning for _, _, meaning in COLUMNS)
     assert len({name for name, _, _ in COLUMNS}) == len(COLUMNS)
-
-
-def test_a_row_becomes_a_batch_of_the_schema() -> None:
-    """Every value has its declared type; what is absent is null."""
-    spans = [{"start": 0, "end": 2, "version": "v1"}]
-    batch = to_batch(call("one", [1, 2], [3, 4]) | {"versions": spans, "trainable": True, "fidelity": ["store"]})
-    assert batch.schema.equals(SCHEMA)
-    (row,) = batch.to_pylist()
-    assert row["prompt_suffix"] == [1, 2]
-    assert row["versions"] == spans
-    assert row["fidelity"] == ["store"]
-    assert row["error"] is None
-
-
-def test_an_empty_list_is_not_null() -> None:
-    """A call that sampled nothing has an empty output, not an unknown one."""
-    (row,) = to_batch(call("one", [1], [])).to_pylist()
-    assert row["output_ids"] == []
-    assert row["logprobs"] is None
-
-
-def test_logprobs_keep_their_bits() -> None:
-    """float32 in, the same float32 out."""
-    logprobs = -np.random.default_rng(0).exponential(1, 100).astype(np.float32)
-    column = to_batch({"logprobs": logprobs}).column("logprobs")
-    assert np.array_equal(column.values.to_numpy(), logprobs)
-
-
-def test_an_unknown_column_is_refused() -> None:
-    """A mistyped name would be a lost value."""
-    with pytest.raises(KeyError, match="promt_len"):
-        to_batch({"promt_len": 3})
 
 
 def test_the_hash_of_a_prompt_does_not_depend_on_its_memory() -> None:

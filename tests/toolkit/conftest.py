@@ -9,11 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polar_mitm.rows import SCHEMA, SCHEMA_VERSION, to_batch
+from polar_mitm.journal.packing import pack, to_table
+from polar_mitm.rows import SCHEMA_VERSION
 from polar_toolkit import calls
 
 
@@ -87,7 +87,7 @@ class Book:
     def table(self, order=None):
         """The calls table, its rows in the given order."""
         rows = self.rows if order is None else [self.rows[i] for i in order]
-        return pa.Table.from_batches([to_batch(row) for row in rows], schema=SCHEMA)
+        return to_table(pack(row) for row in rows)
 
     def calls(self, order=None):
         """The rows as Call values."""

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pyarrow as pa
 import pytest
+import zstandard
 
 from polar_mitm.journal import Journal, UnreadableRun, read_calls
 from polar_mitm.rows import SCHEMA
@@ -73,12 +75,10 @@ def test_a_journal_of_an_earlier_version_is_readable(run: Path):
     kept = [field for field in SCHEMA if field.name != "rerender_shared"]
     old = pa.schema(kept, metadata={"schema_version": "0"})
     values = {"call_id": "old", "writer": "w", "sequence": 7, "choice": 0, "status": "completed"}
-    batch = pa.RecordBatch.from_pylist([values], schema=old).serialize()
-    key = struct.pack("<cqiB", b"F", 7, 0, 3) + b"old" + struct.pack("<Q", batch.size)
-    row = frame(key + pa.Codec("zstd").compress(batch, asbytes=True))
+    row = frame(struct.pack("<cqiB", b"F", 7, 0, 3) + b"old" + zstandard.compress(msgpack.packb(values)))
     (run / "journal").mkdir(parents=True)
     head = frame(b"S" + old.serialize().to_pybytes())
-    (run / "journal" / "w-000001.journal").write_bytes(b"polarj1\n" + head + row)
+    (run / "journal" / "w-000001.journal").write_bytes(b"polarj2\n" + head + row)
     calls = read_calls(run)
     assert calls.schema == SCHEMA
     assert calls.select(["call_id", "status", "rerender_shared"]).to_pylist() == [
@@ -91,9 +91,20 @@ def test_a_journal_of_a_later_version_is_refused(run: Path):
     later = SCHEMA.with_metadata({"schema_version": "99"})
     (run / "journal").mkdir(parents=True)
     head = frame(b"S" + later.serialize().to_pybytes())
-    (run / "journal" / "w-000001.journal").write_bytes(b"polarj1\n" + head)
+    (run / "journal" / "w-000001.journal").write_bytes(b"polarj2\n" + head)
     with pytest.raises(UnreadableRun, match=r"w-000001\.journal has schema version 99"):
         read_calls(run)
+
+
+def test_a_journal_of_an_earlier_format_is_refused(run: Path):
+    """The sentence says what to do with it, and recovery leaves it where it is."""
+    (run / "journal").mkdir(parents=True)
+    path = run / "journal" / "w-000001.journal"
+    path.write_bytes(b"polarj1\n" + frame(b"S"))
+    for read in (read_calls, Journal.open):
+        with pytest.raises(UnreadableRun, match="start and stop the polar-mitm that wrote it"):
+            read(run)
+    assert path.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"polar", b"SQLite format 3\0 and more"])

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from polar_mitm.journal import Journal, read_calls, recover
-from polar_mitm.rows import SCHEMA, SCHEMA_VERSION, to_batch
+from polar_mitm.journal.packing import pack, to_table
+from polar_mitm.rows import SCHEMA, SCHEMA_VERSION
 
 
 def test_close_seals_and_removes_the_journal(run: Path, record: Callable[..., Any]):
@@ -38,7 +39,7 @@ def test_sealed_rows_are_what_was_written_bit_for_bit(run: Path):
     journal.close_sync()
     sealed = read_calls(run)
     assert sealed == live
-    assert sealed.to_pylist() == to_batch(row).to_pylist()
+    assert sealed.to_pylist() == to_table([pack(row)]).to_pylist()
     assert sealed["logprobs"][0].values.to_numpy().tobytes() == odd.tobytes()
     assert sealed["output_ids"][0].values.to_numpy().tobytes() == row["output_ids"].tobytes()
 

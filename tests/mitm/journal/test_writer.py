@@ -255,6 +255,28 @@ def test_an_unknown_column_is_refused_at_once(journal: Journal, run: Path, recor
     assert read_calls(run)["call_id"].to_pylist() == ["b"]
 
 
+def test_a_wrong_value_is_refused_at_once(journal: Journal, run: Path, completed: Callable[..., Row]):
+    """Not when it is sealed, where it would hold up the rows around it; the call can still be finished."""
+    row = completed(journal.begin({"call_id": "a"}))
+    for wrong in ({"prompt_len": 1 << 31}, {"prompt_hash": b"short"}, {"reply": 1}, {"trainable": "yes"}):
+        with pytest.raises(TypeError, match=f"column {next(iter(wrong))} holds"):
+            asyncio.run(journal.finish([row | wrong]))
+    asyncio.run(journal.finish([row]))
+    assert read_calls(run)["status"].to_pylist() == ["completed"]
+
+
+def test_an_amended_row_waits_for_no_disk(run: Path, completed: Callable[..., Row]):
+    """It is written promptly, replaces the finished one, and leaves the fsync to the next finish."""
+    journal, sink = open_with(run, Watched)
+    row = completed(journal.begin({"call_id": "a"}))
+    asyncio.run(journal.finish([row]))
+    sink.events.clear()
+    journal.amend([row | {"client_delivered": True}])
+    journal.close_sync()
+    assert sink.events == ["write"]
+    assert read_calls(run)["client_delivered"].to_pylist() == [True]
+
+
 def test_a_closed_journal_takes_nothing(run: Path):
     """After close, begin says so, and closing again does nothing."""
     journal = Journal.open(run)
