@@ -6,7 +6,6 @@ reply begins. This module answers nobody and makes nothing durable: `turn` does.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -36,8 +35,9 @@ from polar_mitm.tokens import Finished, Kind, Reading
 News = tuple[Kind, str, int]
 """More "reasoning" or "text" of a choice: kind, text, index of the choice."""
 Tell = Callable[[News], None]
-TELL_SECONDS = 0.05
-"""The least time between two readings of a growing sample."""
+
+_SHORT = 2000
+"""Ids that are read in a millisecond: less than what another thread would cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,6 @@ class Choice:
         self._reading = Reading(desk.template, prompt.ids, order.request.tools, forced=prompt.forced, stop=stop)
         self._generation: Generation | None = None
         self._finished: Finished | None = None
-        self._unsaid: list[tuple[Kind, str]] = []
         self.failed = False
         """Whether its own sampling ended in an error."""
 
@@ -74,31 +73,24 @@ class Choice:
         Raises PolarError.
         """
         generation = self._begin(described)
-        grown, stop = asyncio.Event(), self._order.request.sampling.stop
-        telling = asyncio.ensure_future(self._tell_on(grown, tell)) if tell and not stop else None
+        listens = tell is not None or bool(self._order.request.sampling.stop)
         try:
             async with aclosing(generation.pieces()) as pieces:
                 async for ids in pieces:
                     self._reading.take(ids)
-                    grown.set()
-                    if stop:
-                        await self._tell(tell)  # at once: the engine is to stop there
+                    if listens:
+                        await self._tell(tell)
                     if self._reading.stopped:
                         return
         except PolarError:
             self.failed = True
             raise
-        finally:
-            if telling:
-                telling.cancel()
-        if tell:
-            await self._tell(tell)  # text need not wait for the disk
 
     async def reply(self) -> Reply:
         """The reply of the whole sample."""
         request, generation = self._order.request, self._sampled
         scored = request.sampling.logprobs
-        finished = self._finished = await self._desk.tokens(lambda: self._reading.finish(scored=scored))
+        finished = self._finished = await self._read(lambda: self._reading.finish(scored=scored))
         parts = self._minted(finished.parts)
         return Reply(
             self._reply_id,
@@ -149,23 +141,14 @@ class Choice:
         self._generation = Generation(desk.engine, order.prompt.ids, applied, desk.wait)
         return self._generation
 
-    async def _tell_on(self, grown: asyncio.Event, tell: Tell) -> None:
-        """Tell what came, at most every 50 ms: reading each piece would cost more than sending it."""
-        while True:
-            await grown.wait()
-            grown.clear()
-            await self._tell(tell)
-            await asyncio.sleep(TELL_SECONDS)
-
     async def _tell(self, tell: Tell | None) -> None:
-        await self._desk.tokens(self._read)
-        news, self._unsaid = self._unsaid, []
+        news = await self._read(self._reading.read)
         if tell:
             for kind, text in news:
                 tell((kind, text, self.index))
 
-    def _read(self) -> None:
-        self._unsaid += self._reading.read()  # kept here, since who waits for it may be cancelled
+    async def _read[T](self, work: Callable[[], T]) -> T:
+        return await self._desk.tokens(work, quick=len(self._reading.output_ids) <= _SHORT)
 
     def _untrainable(self, generation: Generation) -> str | None:
         if self._row["kind"] == "foreign":

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 from polar_mitm.conversation import Conversation, Message
@@ -43,6 +44,10 @@ class Recorder(Protocol):
 
     async def finish(self, rows: Sequence[dict[str, Any]]) -> None:  # Any: rows
         """Return once the rows are durable. Raises JournalError."""
+        ...
+
+    def amend(self, rows: Sequence[dict[str, Any]]) -> None:  # Any: rows
+        """Take finished rows again, with what is known by now; nobody waits for it. Raises JournalError."""
         ...
 
 
@@ -80,16 +85,25 @@ class Desk:
         self.described: Description | None = None
         self.running: set[asyncio.Task[Answered]] = set()
         self.ordinals: dict[str, int] = {}
-        self._noting: set[asyncio.Task[None]] = set()
         self._undecided: Shelf[str, tuple[tuple[Undecided, int], ...]] = Shelf(_UNDECIDED_BYTES)
         self._deleted: set[str] = set()
         self._unread: set[str] | None = None
         self._reading = asyncio.Lock()
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokens")  # fast tokenizers are not re-entrant
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokens")
+        self._tokenizer = Lock()  # fast tokenizers are not re-entrant
 
-    async def tokens[T](self, work: Callable[..., T], *args: Any) -> T:  # Any: the work's own arguments
-        """Run tokenizer work off the event loop, one piece at a time."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *args)
+    async def tokens[T](self, work: Callable[..., T], *args: Any, quick: bool = False) -> T:  # Any: the work's own
+        """Run tokenizer work, one piece at a time, off the event loop; quick work at once when nothing else runs."""
+        if not quick or not self._tokenizer.acquire(blocking=False):
+            return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self._alone, work, *args)
+        try:
+            return work(*args)
+        finally:
+            self._tokenizer.release()
+
+    def _alone[T](self, work: Callable[..., T], *args: Any) -> T:  # Any: the work's own arguments
+        with self._tokenizer:
+            return work(*args)
 
     async def ready(self) -> Description:
         """The engine's description, once its tokenizer was seen to agree with ours. Waits up to `wait` seconds."""
@@ -193,25 +207,17 @@ class Desk:
         calls = ((*(self._undecided.get(session_id) or ()), (call, size)))[-_UNDECIDED_CALLS:]
         self._undecided.put(session_id, calls, sum(size for _, size in calls))
 
-    # -- what nobody waits for
-
     def ordinal(self, session_id: str) -> int:
         """How many calls of this session came before."""
         self.ordinals[session_id] = self.ordinals.get(session_id, -1) + 1
         return self.ordinals[session_id]
-
-    def note(self, work: Coroutine[None, None, None]) -> None:
-        """Do something that nobody waits for; `close` does."""
-        task = asyncio.ensure_future(work)
-        self._noting.add(task)
-        task.add_done_callback(self._noting.discard)
 
     async def close(self) -> None:
         """End and record what is in flight, and leave its listeners the time to tell their clients."""
         ended = [*self.running]
         for task in ended:
             task.cancel()
-        await asyncio.gather(*ended, *self._noting, return_exceptions=True)
+        await asyncio.gather(*ended, return_exceptions=True)
         await asyncio.sleep(_LAST_WORDS_SECONDS if ended else 0)
         self._tokenizing.shutdown(wait=False)
 

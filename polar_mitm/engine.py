@@ -7,6 +7,7 @@ for the probe string that compares tokenizers.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import time
@@ -14,8 +15,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import httpx
+import aiohttp
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from polar_mitm.errors import BadRequest, ContextOverflow, EngineError, EngineUnavailable, TokenizerMismatch
@@ -23,10 +25,17 @@ from polar_mitm.errors import BadRequest, ContextOverflow, EngineError, EngineUn
 Tokens = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
 _OVERFLOW = re.compile(r"\((\d+) tokens\)[^(]*(?:context|maximum allowed) length \((\d+) tokens\)")
-_PIECE_SECONDS = 0.05
+_PIECE_SECONDS = 0.3
+"""What lies between two pieces. Each costs the proxy over half a millisecond, most of it in mitmproxy."""
+_ABORT = aiohttp.ClientTimeout(total=5.0)
+_PLAIN = aiohttp.ClientTimeout(total=30.0, sock_connect=5.0)
+_STREAM = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+_IDLE_SECONDS = 4.0
+"""SGLang closes a connection that was idle for 5 s."""
 _LONG_REPLY = 8000
 """Tokens; a cumulative stream of a longer reply may be longer than 20 times the reply."""
 _MOST_CUMULATIVE_PIECES = 36
+_UNREACHED = (aiohttp.ClientError, TimeoutError)
 PROBE = "Probe 0: naïve Ünïcode 北京 🧭\n\tdef f(x):  return x  # <end>"
 
 
@@ -89,8 +98,9 @@ class SGLang:
 
     def __init__(self, url: str) -> None:
         # no environment proxies: the engine is local to the run, and the proxy variables may point at ourselves
-        self._client = httpx.AsyncClient(base_url=url, trust_env=False, timeout=httpx.Timeout(None, connect=5.0))
-        self.url = url
+        connections = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
+        self._client = aiohttp.ClientSession(connector=connections, trust_env=False, timeout=_STREAM)
+        self.url = url.rstrip("/")
         self._vocabulary: int | None = None
         self._incremental = False
         self._tokens_a_second = 80.0  # of one generation; a guess until the first was seen
@@ -126,7 +136,6 @@ class SGLang:
         if self._vocabulary is not None and (prompt.min() < 0 or prompt.max() >= self._vocabulary):
             raise BadRequest(f"the prompt holds token ids outside the vocabulary of {self._vocabulary}")
         body = {
-            "input_ids": prompt.tolist(),
             "sampling_params": {**sampling, "stream_interval": self._interval(sampling)},
             "return_logprob": True,
             "logprob_start_len": -1,
@@ -134,21 +143,21 @@ class SGLang:
             "rid": rid,
         }
         try:
-            async with self._client.stream("POST", "/generate", json=body) as response:
-                if response.status_code != 200:
-                    raise _refusal(response.status_code, await response.aread())
+            async with self._client.post(self.url + "/generate", **_content(body, prompt)) as response:
+                if response.status != 200:
+                    raise _refusal(response.status, await response.read())
                 reader = _Reader()
-                async for line in response.aiter_lines():
-                    if line.startswith("data:") and (sample := reader.take(line[5:].strip())):
+                async for line in _lines(response.content):
+                    if line.startswith(b"data:") and (sample := reader.take(line[5:].strip())):
                         yield sample
                 if not reader.finished:
                     raise EngineUnavailable(f"the engine at {self.url} ended its stream without a finish reason")
                 self._tokens_a_second = reader.tokens_a_second or self._tokens_a_second
-        except httpx.TransportError as error:
+        except _UNREACHED as error:
             raise EngineUnavailable(f"the engine at {self.url} cannot be reached: {error!r}") from error
 
     def _interval(self, sampling: dict[str, Any]) -> int:  # Any: JSON
-        """Tokens in a piece: 50 ms of them; a stream that repeats itself must not become 20 times the reply.
+        """Tokens in a piece: 300 ms of them; a stream that repeats itself must not become 20 times the reply.
 
         SGLang sends the first token at once whatever the interval.
         """
@@ -160,30 +169,54 @@ class SGLang:
     async def abort(self, rid: str) -> None:
         """Best effort: an engine that is gone has aborted already."""
         try:
-            await self._client.post("/abort_request", json={"rid": rid}, timeout=5.0)
-        except httpx.TransportError:
+            async with self._client.post(self.url + "/abort_request", timeout=_ABORT, **_content({"rid": rid})):
+                return
+        except _UNREACHED:
             return
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._client.close()
 
     async def _get(self, path: str) -> dict[str, Any]:  # Any: JSON
         return await self._json("GET", path)
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
-        return await self._json("POST", path, json=body)
+        return await self._json("POST", path, **_content(body))
 
     async def _json(self, method: str, path: str, **content: Any) -> dict[str, Any]:  # Any: JSON
         try:
-            response = await self._client.request(method, path, timeout=30.0, **content)
-            if response.status_code != 200:
-                raise _refusal(response.status_code, response.content)
-            return dict(response.json())
-        except httpx.TransportError as error:
+            async with self._client.request(method, self.url + path, timeout=_PLAIN, **content) as response:
+                answer = await response.read()
+                if response.status != 200:
+                    raise _refusal(response.status, answer)
+                return dict(json.loads(answer))
+        except _UNREACHED as error:
             raise EngineUnavailable(f"the engine at {self.url} cannot be reached: {error!r}") from error
         except (ValueError, TypeError) as error:
             raise EngineError(f"{self.url}{path} did not answer with a JSON object: {error!r}") from error
+
+
+def _content(body: dict[str, Any], input_ids: Tokens | None = None) -> dict[str, Any]:  # Any: JSON
+    """A request's body: a stream of bytes, because aiohttp warns of a long one in one piece.
+
+    Ids are written from their buffer: as a Python list, a million of them are 40 MB.
+    """
+    data = json.dumps(body, separators=(",", ":")).encode()
+    if input_ids is not None:
+        ids = orjson.dumps(np.ascontiguousarray(input_ids), option=orjson.OPT_SERIALIZE_NUMPY)
+        data = b'{"input_ids":' + ids + b"," + data[1:]
+    return {"data": io.BytesIO(data), "headers": {"content-type": "application/json"}}
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
+    """The lines of a body, however long they are, as soon as they are whole."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+    yield rest
 
 
 class _Reader:
@@ -201,9 +234,9 @@ class _Reader:
         (first, began), (last, ended) = self._first, self._last
         return (last - first) / (ended - began) if ended > began else 0.0
 
-    def take(self, data: str) -> Sample | None:
+    def take(self, data: bytes) -> Sample | None:
         """The new piece of a chunk; raises EngineError or EngineUnavailable."""
-        if data == "[DONE]":
+        if data == b"[DONE]":
             return None
         try:
             return self._sample(json.loads(data))

@@ -26,7 +26,6 @@ from polar_mitm.record import Incoming, Row, first_row, prompt_row, refused_row,
 from polar_mitm.retries import Take, asked
 from polar_mitm.tips import Parent
 
-_FLUSH_SECONDS = 0.05
 _PING_SECONDS = 10.0
 
 
@@ -212,23 +211,23 @@ class Call:
         """Write the finished rows again, with what is known by now."""
         for row in answered.rows:
             row |= columns
-        self._desk.note(self._note([dict(row) for row in answered.rows]))
+        with suppress(JournalError):  # the row stands as undelivered; the next call is told that the journal is broken
+            self._desk.journal.amend(answered.rows)
 
     # -- listening
 
     async def _listen(self) -> AsyncIterator[list[News]]:
-        """Batches of news, at most one every 50 ms; an empty batch when there was none for too long."""
-        last, open_ = 0.0, True
+        """Batches of news; an empty batch when there was none for too long."""
+        open_ = True
         while open_:
             try:
                 news = [await asyncio.wait_for(self._news.get(), _PING_SECONDS)]
             except TimeoutError:
                 yield []
                 continue
-            await asyncio.sleep(max(0.0, last + _FLUSH_SECONDS - time.monotonic()))
             while not self._news.empty():
                 news.append(self._news.get_nowait())
-            open_, last = None not in news, time.monotonic()
+            open_ = None not in news
             if said := [n for n in news if n is not None]:
                 yield said
 
@@ -242,10 +241,6 @@ class Call:
             if me.cancelling() or not task.cancelled():
                 raise
             raise EngineUnavailable("the interceptor is being stopped: this call was ended and recorded") from None
-
-    async def _note(self, rows: list[Row]) -> None:
-        with suppress(JournalError):  # the row stands as undelivered; the next call is told that the journal is broken
-            await self._desk.journal.finish(rows)
 
     # -- sampling
 

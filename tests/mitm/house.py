@@ -93,7 +93,7 @@ def open_house(
         started.set()
         await asyncio.to_thread(stop.wait)
         await desk.close()
-        served.should_exit = served.force_exit = True
+        served.stop()
         await serving
         await client.close()
 

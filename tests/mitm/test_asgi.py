@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
 
-from polar_mitm.asgi import Gone, Receive, Scope, read_body, send_json, until_gone
+from polar_mitm.asgi import Gone, Receive, Scope, listen, read_body, send_json, until_gone
 from polar_mitm.compression import LARGEST_BODY
 from polar_mitm.errors import TooLarge
 
@@ -88,3 +89,11 @@ def test_half_a_character_is_no_fault() -> None:
     start, body = sent
     assert json.loads(body["body"]) == {"a": "?"}
     assert dict(start["headers"])[b"content-length"] == str(len(body["body"])).encode()
+
+
+def test_a_connection_sends_small_pieces_at_once() -> None:
+    """The second of two deltas does not wait until the first is acknowledged, which takes up to 40 ms."""
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
@@ -82,7 +83,9 @@ class Memory:
         return row
 
     async def finish(self, rows: Sequence[dict[str, Any]]) -> None:
-        await asyncio.sleep(0)
+        self.finished += rows
+
+    def amend(self, rows: Sequence[dict[str, Any]]) -> None:
         self.finished += rows
 
 
@@ -113,6 +116,30 @@ def within[T](
             await desk.close()
 
     return asyncio.run(inside())
+
+
+def test_quick_tokenizer_work_needs_no_other_thread_unless_the_tokenizer_is_in_use(
+    qwen3: Template, tmp_path: Path
+) -> None:
+    """Fast tokenizers are not re-entrant: two pieces of work never overlap."""
+    here, busy, go_on = threading.get_ident(), threading.Event(), threading.Event()
+
+    def long_work() -> bool:
+        busy.set()
+        return go_on.wait(10)
+
+    async def both(desk: Desk) -> None:
+        assert await desk.tokens(threading.get_ident, quick=True) == here
+        long = asyncio.ensure_future(desk.tokens(long_work))
+        await asyncio.to_thread(busy.wait, 10)
+        quick = asyncio.ensure_future(desk.tokens(threading.get_ident, quick=True))
+        await asyncio.sleep(0)
+        assert not quick.done()
+        go_on.set()
+        assert await long
+        assert await quick != here
+
+    within(tmp_path, qwen3, both)
 
 
 def test_the_engine_is_ready_once_its_tokenizer_agrees(qwen3: Template, tmp_path: Path) -> None:
@@ -155,19 +182,6 @@ def test_calls_are_counted_by_session(qwen3: Template, tmp_path: Path) -> None:
         return [desk.ordinal(session) for session in ("a", "b", "a", "a", "b")]
 
     assert within(tmp_path, qwen3, count) == [0, 0, 1, 2, 1]
-
-
-def test_closing_waits_for_what_nobody_waits_for(qwen3: Template, tmp_path: Path) -> None:
-    """A delivery that is being noted is written before the journal closes."""
-    memory: list[Memory] = []
-
-    async def note(desk: Desk) -> None:
-        assert isinstance(desk.journal, Memory)
-        memory.append(desk.journal)
-        desk.note(desk.journal.finish([{"call_id": "one"}]))
-
-    within(tmp_path, qwen3, note)
-    assert memory[0].finished == [{"call_id": "one"}]
 
 
 # --- calls that are not in memory ---------------------------------------------------------------------------------
