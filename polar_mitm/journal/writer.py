@@ -1,4 +1,4 @@
-"""The journal of one process: a thread that commits what queued up, off the event loop.
+"""The journal of one process: a thread that commits what queued up and waits for the disk, off the event loop.
 
 Invariant: `finish` returns after the fsync that covers its rows, or raises; after one failed write or fsync nothing
 is acknowledged any more, because the kernel may have dropped the pages that a later fsync would call durable.
@@ -85,8 +85,9 @@ class Journal:
         self._numbers = count(1)
         self._unfinished: dict[tuple[str, int], bytes] = {}  # frames of begun calls, to carry into the next part
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # None ends the writer thread
-        self._compress = zstandard.ZstdCompressor(level=1).compress  # of the writer thread alone
+        self._compress = zstandard.ZstdCompressor(level=1).compress
         self._gate = threading.Lock()  # nothing enters the queue behind its None
+        self._writing = threading.Lock()  # of the part, the compressor and the unfinished calls; not held while syncing
         self._closed = False
         self._broken = ""  # why nothing can be written any more
         self._sealer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal-sealer")
@@ -112,14 +113,19 @@ class Journal:
     def begin(self, row: Row) -> Row:
         """Take a choice of a call before the engine is asked; returns the stamped row, to be completed for `finish`.
 
-        Touches no disk: the record is on its way when this returns, and written before any later `finish` returns.
+        The record is written, not synced, when this returns: a process that is killed then leaves a trace of the call.
         Raises JournalError when the journal is broken or closed, KeyError without call_id or for a name that is no
         column.
         """
         stamped = {"choice": 0, **row, "schema_version": SCHEMA_VERSION, "writer": self.writer}
         stamped |= {"sequence": next(self._sequence), "status": "lost"}
         stamped |= {"trainable": False, "untrainable_reason": "lost"}
-        self._put(_Job((record(BEGUN, stamped),)))
+        taken = record(BEGUN, stamped)
+        with self._gate:
+            self._check_open()
+            with self._writing:
+                self._write([taken])
+        self._check_open()
         return stamped
 
     async def finish(self, rows: Sequence[Row]) -> None:
@@ -192,9 +198,12 @@ class Journal:
 
     def _put(self, job: _Job) -> None:
         with self._gate:
-            if self._broken or self._closed:
-                raise JournalError(self._broken or f"the journal in {self._folder} is closed")
+            self._check_open()
             self._jobs.put(job)
+
+    def _check_open(self) -> None:
+        if self._broken or self._closed:
+            raise JournalError(self._broken or f"the journal in {self._folder} is closed")
 
     def _serve(self) -> None:
         """The writer thread."""
@@ -202,10 +211,7 @@ class Journal:
         while not ended:
             jobs, ended = self._gather()
             if jobs and not self._broken:
-                try:
-                    self._commit(jobs)
-                except (OSError, MemoryError, zstandard.ZstdError) as error:  # this group and all later ones are told
-                    self._broken = f"cannot write {self._part.path}: {error}; mend the disk and start again"
+                self._commit(jobs)
             for job in jobs:
                 job.answer(self._broken)
 
@@ -222,19 +228,36 @@ class Journal:
         return jobs, True
 
     def _commit(self, jobs: list[_Job]) -> None:
-        if self._part.size >= self._rotate_bytes:
-            self._rotate()
-        framed = [(taken, taken.frame(self._compress)) for job in jobs for taken in job.records]
-        self._part.write(b"".join(frame for _, frame in framed))
+        with self._writing:
+            if self._part.size >= self._rotate_bytes:
+                self._trying(self._rotate)
+            self._write([taken for job in jobs for taken in job.records])
         if any(job.done for job in jobs):
-            self._part.fsync()
+            self._trying(self._part.fsync)
+        with self._writing:
+            if self._part.size and any(job.seals for job in jobs):
+                self._trying(self._rotate)
+
+    def _write(self, records: Sequence[Record]) -> None:
+        self._trying(lambda: self._append(records))
+
+    def _append(self, records: Sequence[Record]) -> None:
+        """Append records, and keep track of the calls that are not finished."""
+        framed = [(taken, taken.frame(self._compress)) for taken in records]
+        self._part.write(b"".join(frame for _, frame in framed))
         for taken, frame in framed:
             if taken.kind == BEGUN:
                 self._unfinished[taken.call_id, taken.choice] = frame
             else:
                 self._unfinished.pop((taken.call_id, taken.choice), None)
-        if self._part.size and any(job.seals for job in jobs):
-            self._rotate()
+
+    def _trying(self, work: Callable[[], None]) -> None:
+        """After a fault nothing more is written, and this call and all later ones are told."""
+        if not self._broken:
+            try:
+                work()
+            except (OSError, MemoryError, zstandard.ZstdError) as error:
+                self._broken = f"cannot write {self._part.path}: {error}; mend the disk and start again"
 
     def _rotate(self) -> None:
         """Go on in a new part, which carries the unfinished calls over, and seal the full one meanwhile."""

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import json
+import os
 import re
 import signal
 import socket
@@ -376,7 +377,8 @@ def mitm(
     settings = {"polar_engine": engine.url, "polar_run": folder / "run", "confdir": folder / "confdir", **options}
     command = [str(Path(sys.executable).parent / program), "-s", str(ROOT / "addons" / "polar.py"), *arguments]
     command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    at_once = os.environ | {"PYTHONUNBUFFERED": "1"}  # a log that is a file waits for its buffer to fill
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, env=at_once) as process:
         try:
             eventually(lambda: (folder / "run" / "proxy.json").exists() or process.poll() is not None, 60)
             assert process.poll() is None, (folder / "log").read_text()

@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 class Watched(FileSink):
-    """Notes what happens to the file and on which thread, and holds every fsync until `go` is set."""
+    """Notes what happens to the file and which thread syncs it, and holds every fsync until `go` is set."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -30,7 +30,6 @@ class Watched(FileSink):
 
     def write(self, data: bytes, /) -> None:
         super().write(data)
-        self.threads.add(threading.current_thread().name)
         self.events.append("write")
 
     def fsync(self) -> None:
@@ -111,13 +110,34 @@ def test_finishes_that_wait_share_an_fsync(run: Path, completed: Callable[..., R
     assert len(read_calls(run)) == 65
 
 
-def test_the_caller_touches_no_disk(run: Path, record: Callable[..., Any]):
-    """All writes and fsyncs after opening happen on the writer thread."""
+def test_the_caller_waits_for_no_disk(run: Path, record: Callable[..., Any]):
+    """All fsyncs after opening happen on the writer thread."""
     journal, sink = open_with(run, Watched)
     sink.threads.clear()
     record(journal, "a", "b")
     assert sink.threads == {"journal-writer"}
     journal.close_sync()
+
+
+def test_a_begun_call_leaves_a_trace_while_another_is_being_synced(run: Path, completed: Callable[..., Row]):
+    """Its record is in the file when `begin` returns: the engine is not asked before that."""
+    journal, sink = open_with(run, Watched)
+
+    async def main() -> None:
+        row = completed(journal.begin({"call_id": "a"}))
+        sink.go.clear()
+        sink.asked.clear()
+        task = asyncio.create_task(journal.finish([row]))
+        await asyncio.to_thread(sink.asked.wait, 60)
+        sink.events.clear()
+        journal.begin({"call_id": "b"})
+        assert sink.events == ["write"]
+        sink.go.set()
+        await task
+
+    asyncio.run(main())
+    journal.close_sync()
+    assert read_calls(run)["status"].to_pylist() == ["completed", "lost"]
 
 
 def test_begin_alone_reaches_the_file_without_an_fsync(run: Path):
