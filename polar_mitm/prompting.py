@@ -21,7 +21,7 @@ from polar_mitm.tokens import Tokens
 
 _AUDITED_CALLS = 8
 """So many calls of a session are re-rendered, each of them."""
-_AUDITED_TOKENS = 2048
+_AUDITED_TOKENS = 1024
 """Of later calls, a share that costs on average the render of so many tokens."""
 
 

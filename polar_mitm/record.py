@@ -13,7 +13,7 @@ from typing import Any
 from polar_mitm.conversation import Conversation, message_json, tools_key
 from polar_mitm.errors import PolarError
 from polar_mitm.identity import Session
-from polar_mitm.journal import shrink
+from polar_mitm.journal import Outline, shrink
 from polar_mitm.rows import token_hash
 from polar_mitm.tips import Parent, RootReason
 from polar_mitm.tokens import Tokens
@@ -72,9 +72,10 @@ def _storable(text: str) -> str:
 
 
 def prompt_row(
-    prompt: Tokens, parent: Parent | None, root: RootReason | None, request: Conversation, body: dict[str, Any]
-) -> Row:
-    """The prompt, and what of history, tools and body the parent does not hold already."""
+    prompt: Tokens, parent: Parent | None, root: RootReason | None, request: Conversation, body: dict[str, Any],
+    *, marks: Outline | None = None,
+) -> Row:  # fmt: skip
+    """The prompt, and what of history, tools and body the parent does not hold already; `marks` outline the body."""
     shared = parent.tip.tokens if parent else 0
     known = parent.messages if parent else 0
     return {
@@ -88,7 +89,7 @@ def prompt_row(
         "prompt_hash": token_hash(prompt),
         "messages": json.dumps([message_json(m) for m in request.messages[known:]]),
         "tools": None if parent else json.dumps([asdict(t) for t in request.tools]),
-        "request": json.dumps(shrink(body, parent.tip.outline if parent else None)),
+        "request": json.dumps(shrink(body, parent.tip.outline if parent else None, marks)),
     }
 
 

@@ -95,8 +95,8 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
         "rerender_shared",
         pa.int32(),
         "leading prompt tokens that a plain re-render of the harness's history shares; null for a root, and where it "
-        "was not rendered: the first 8 calls of a session are, and all of up to 2,048 tokens, of later ones a share of "
-        "2,048 / prompt_len",
+        "was not rendered: the first 8 calls of a session are, and all of up to 1,024 tokens, of later ones a share of "
+        "1,024 / prompt_len",
     ),
     (
         "history_key",

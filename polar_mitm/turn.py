@@ -19,7 +19,7 @@ from polar_mitm.conversation import Conversation, Reasoning, history_keys
 from polar_mitm.desk import Answered, Desk
 from polar_mitm.errors import BadRequest, EngineUnavailable, JournalError, PolarError
 from polar_mitm.identity import CALL_ID_LENGTH, mint, new_call_id
-from polar_mitm.journal import outline
+from polar_mitm.journal import Outline, outline
 from polar_mitm.kinds import AGENT, Verdict
 from polar_mitm.prompting import Prompt, check_fits, is_audited, prompt_of, rerender_shared
 from polar_mitm.record import Incoming, Row, first_row, prompt_row, refused_row, request_row
@@ -44,10 +44,11 @@ async def open_call(desk: Desk, incoming: Incoming) -> Call:
     except PolarError as error:
         await _record_refusal(desk, row, error, incoming.body)
         raise
-    row |= prompt_row(prompt.ids, prompt.parent, prompt.root_reason, request, body)
+    marks = outline(body)
+    row |= prompt_row(prompt.ids, prompt.parent, prompt.root_reason, request, body, marks=marks)
     row |= desk.judge(incoming.session.session_id, request, declared, prompt.parent).columns
     row["thread_id"] = row["thread_id"] or _thread(row, prompt.parent)
-    call = Call(desk, incoming, request, prompt, row=row, body=body, declared=declared)
+    call = Call(desk, incoming, request, prompt, row=row, body=body, marks=marks, declared=declared)
     call.start()
     return call
 
@@ -112,11 +113,11 @@ class Call:
 
     def __init__(
         self, desk: Desk, incoming: Incoming, request: Conversation, prompt: Prompt, *,
-        row: Row, body: dict[str, Any], declared: Verdict,
+        row: Row, body: dict[str, Any], marks: Outline, declared: Verdict,
     ) -> None:  # Any: JSON  # fmt: skip
         self.request = request
         self._desk, self._incoming, self._prompt, self._rows = desk, incoming, prompt, [row]
-        self._declared, self._outline = declared, outline(body)
+        self._declared, self._outline = declared, marks
         self._instructed = bool(body.get("instructions"))
         self._session_id = incoming.session.session_id
         self._reply_id = mint(desk.key, self._session_id, row["call_id"])

@@ -53,8 +53,14 @@ class Client:
 
     async def post(self, path: str, body: Json, *, marker: bytes = b"") -> Answer:
         """POST and read the whole answer. Raises RuntimeError when it is not a 200."""
-        data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
+        return await self._ask("POST", path, json.dumps(body).encode(), marker)
+
+    async def warm(self) -> None:
+        """Ask for something small, so that the connection is open to its very end."""
+        await self._ask("GET", "/v1/models", b"", b"")
+
+    async def _ask(self, method: str, path: str, data: bytes, marker: bytes) -> Answer:
+        head = f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
         began = time.perf_counter()
         self._writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         answered = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
@@ -89,6 +95,8 @@ async def together(
 ) -> tuple[float, list[Answer]]:
     """`calls` requests over `parallel` connections that are open already; returns (seconds, answers)."""
     clients = await asyncio.gather(*(connect() for _ in range(parallel)))
+    for client in clients:
+        await client.warm()
     numbers = iter(range(calls))
 
     async def work(client: Client) -> list[Answer]:

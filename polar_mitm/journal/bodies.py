@@ -23,8 +23,8 @@ def outline(body: Body) -> Outline:
     return {key: _LIST + b"".join(map(_mark, v)) if isinstance(v, list) else _mark(v) for key, v in body.items()}
 
 
-def shrink(body: Body, parent: Outline | None) -> Body:
-    """A request body without what it shares with its parent's body; `grow` puts that back.
+def shrink(body: Body, parent: Outline | None, own: Outline | None = None) -> Body:
+    """A request body without what it shares with its parent's body; `grow` puts that back. `own` is its own outline.
 
     Under `$same` stand the keys whose values are the parent's, under `$shared` how many leading items of a list
     are. A key of the body that itself starts with `$` gets a second one.
@@ -33,7 +33,9 @@ def shrink(body: Body, parent: Outline | None) -> Body:
     same: list[str] = []
     shared: dict[str, int] = {}
     rest: Body = {}
-    for key, marks in outline({key: body[key] for key in body if key in parent}).items():
+    for key, marks in (own or outline(body)).items():
+        if key not in parent:
+            continue
         if marks == parent[key]:
             same.append(key)
         elif n := _common(marks, parent[key]):

@@ -119,8 +119,8 @@ class Template:
 
     def turn_start(self, prompt: Tokens) -> int:
         """Where the last turn of a prompt begins: no reasoning and no call reaches over the end of a turn."""
-        ends = np.flatnonzero(np.isin(prompt, self.stop_ids))
-        return int(ends[-1]) + 1 if len(ends) else 0
+        ends = [np.flatnonzero(prompt == stop) for stop in self.stop_ids]
+        return max((int(places[-1]) + 1 for places in ends if len(places)), default=0)
 
     def forced(self, name: str, tools: tuple[Tool, ...]) -> Tokens:
         """The beginning of a call of this tool ("": of any), to stand behind a generation prompt, int32 [T].

@@ -27,11 +27,11 @@ def test_the_shared_prefix_is_counted_in_tokens(b: list[int], shared: int) -> No
 def test_every_call_of_a_short_session_is_audited() -> None:
     """Whatever the length of its prompts, and every short prompt of a long session."""
     assert all(is_audited(f"call{i}", i, 100_000) for i in range(8))
-    assert all(is_audited(f"call{i}", 1000, 2048) for i in range(100))
+    assert all(is_audited(f"call{i}", 1000, 1024) for i in range(100))
 
 
 @pytest.mark.parametrize("length", [8_192, 32_768])
 def test_the_audit_of_later_calls_costs_the_same_whatever_their_length(length: int) -> None:
-    """On average the render of 2,048 tokens a call."""
+    """On average the render of 1,024 tokens a call."""
     audited = sum(is_audited(f"call{i}", 50, length) for i in range(4_000))
-    assert audited * length / 4_000 == pytest.approx(2_048, rel=0.25)
+    assert audited * length / 4_000 == pytest.approx(1_024, rel=0.25)
