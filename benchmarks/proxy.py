@@ -162,7 +162,7 @@ def long_stream() -> Iterator[Figure]:
             costs.append((proxy.cpu() - before) / 4)
         yield Figure("streamed, 500 tokens: CPU", statistics.median(costs) * 1e3, 60, "ms")
     for cumulative in (False, True):
-        with proxied(cumulative=cumulative) as (words, proxy):
+        with proxied(PACE / 10, cumulative=cumulative) as (words, proxy):  # at no pace at all it is one piece
             for tokens in (500, 8000):
                 before = _counters(words)
                 asyncio.run(_calls(proxy, 1, 1, chat(tokens, stream=True)))
