@@ -13,7 +13,7 @@ import ssl
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,13 +89,16 @@ def proxied(pace: float = 0.0, *, cumulative: bool = False) -> Generator[tuple[P
 
 
 async def _calls(proxy: Process, parallel: int, calls: int, body: dict[str, Any]) -> tuple[float, list[Answer]]:
-    post: Callable[[Client, int], Any] = lambda client, _: client.post(CHAT, body, marker=_WORD)  # noqa: E731 - one line
+    async def post(client: Client, _: int) -> Answer:
+        return await client.post(CHAT, body, marker=_WORD)
+
     return await together(parallel, calls, lambda: Client.through(proxy), post)
 
 
 async def _direct(words: Process, parallel: int, calls: int, tokens: int) -> tuple[float, list[Answer]]:
-    # the first piece of the engine's stream holds the first token
-    post: Callable[[Client, int], Any] = lambda client, _: client.post("/generate", generate(tokens), marker=b"data")  # noqa: E731 - one line
+    async def post(client: Client, _: int) -> Answer:
+        return await client.post("/generate", generate(tokens), marker=b"data")  # its first piece holds a token
+
     return await together(parallel, calls, lambda: Client.straight(words), post)
 
 
