@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _SPANS = pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32()), ("version", pa.string())]))
 
@@ -97,6 +97,18 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
         "leading prompt tokens that a plain re-render of the harness's history shares; null for a root, and where it "
         "was not rendered: the first 8 calls of a session are, and all of up to 1,024 tokens, of later ones a share of "
         "1,024 / prompt_len",
+    ),
+    (
+        "drift",
+        pa.string(),
+        "JSON: where and how a plain re-render leaves the prompt that was sent (class, at, sampled, rendered); null "
+        "where it does not, or was not rendered",
+    ),
+    (
+        "root_window",
+        pa.string(),
+        "JSON: where and how a root with a history leaves the nearest earlier call (class, at, call, was, now); null "
+        "with a parent, and where there is no such call",
     ),
     (
         "history_key",

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polar_toolkit.merge import account
-from polar_toolkit.tree import TRAINED_KINDS
+from polar_toolkit.tree import TRAINED_KINDS, Policy
 from tests.bench.interception import Done, interception
 from tests.bench.netns import Attempt
 from tests.harness.cells import Cell, cells
@@ -97,7 +97,7 @@ def play(folder: Path, case: Case) -> Played:
             gateway: str = json.loads((bench.run / "proxy.json").read_text())["gateway"]
         attempts = bench.namespace.attempts()
         rows = completed(bench.run)
-        report = account(bench.run, TRAINED_KINDS, lambda *_: None) if rows else {}
+        report = account(bench.run, Policy(), lambda *_: None) if rows else {}
         return Played(done, rows, report, attempts, proxy.log.read_text(), gateway.removeprefix("http://"), seconds)
 
 

@@ -8,6 +8,7 @@ import pytest
 from polar_mitm.journal import Journal
 from polar_toolkit import batches, calls, merge, rewards
 from polar_toolkit.errors import Refusal
+from polar_toolkit.tree import Policy
 
 
 def quiet(run, done, total):
@@ -101,7 +102,7 @@ def test_progress_counts_sessions(tmp_path, book):
     """Each run reports how far it is."""
     run = sessions(book).write(tmp_path / "r")
     seen = []
-    merge.account(run, merge.TRAINED_KINDS, lambda *args: seen.append(args))
+    merge.account(run, Policy(), lambda *args: seen.append(args))
     assert seen == [("r", 0, 2), ("r", 1, 2), ("r", 2, 2)]
 
 

@@ -236,7 +236,7 @@ def test_tokens_that_have_no_place_are_an_error(book):
 
 def _unreachable(node):
     """A trainable node that is its own child, so that no path ends at it."""
-    return type(node)(node.call, 1, 0, node.suffix, "exact", by_tokens=False, reason=None, intact=True)
+    return type(node)(node.call, 1, 0, node.suffix, "exact", "pointer", reason=None, intact=True)
 
 
 def test_what_was_sampled_behind_a_stop_string_is_on_no_path(book):

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from polar_toolkit.tree import grow
+from polar_toolkit.tree import Policy, grow
 
 
 def edges(forest):
@@ -34,10 +34,10 @@ def test_a_parent_that_was_not_stored_is_found_by_its_tokens(book):
     stored_as_root(book, "b", [1, 2, 3, 4], [5])
     stored_as_root(book, "c", [1, 2, 3, 4, 5, 6], [7])
     forest = grow(book.calls())
-    assert [(node.edge, node.parent, node.by_tokens) for node in forest.nodes] == [
-        ("root(first)", -1, False),
-        ("exact", 0, True),
-        ("exact", 1, True),
+    assert [(node.edge, node.parent, node.evidence) for node in forest.nodes] == [
+        ("root(first)", -1, None),
+        ("exact", 0, "tokens"),
+        ("exact", 1, "tokens"),
     ]
 
 
@@ -155,7 +155,7 @@ def test_what_is_not_trained_has_one_reason(book, columns, reason):
 def test_kinds_are_a_policy(book):
     """Compactions are trained when they are asked for."""
     book.call("a", [1, 2], [3], kind="compaction")
-    assert reasons(grow(book.calls(), kinds=("compaction",))) == {"a": None}
+    assert reasons(grow(book.calls(), Policy(kinds=("compaction",)))) == {"a": None}
 
 
 def test_interleaved_subagents_are_trees_of_their_own(book):

@@ -28,8 +28,8 @@ SessionKey = tuple[str, str]
 _SCALARS = (
     "run_id", "writer", "sequence", "call_id", "choice", "session_id", "group_id", "thread_id", "kind", "status",
     "parent_call_id", "parent_choice", "root_reason", "prompt_len", "prompt_shared", "prompt_hash", "versions",
-    "temperature", "trainable", "untrainable_reason", "client_delivered", "rerender_shared",
-    "kept_len",
+    "temperature", "trainable", "untrainable_reason", "client_delivered", "rerender_shared", "drift", "root_window",
+    "parent_evidence", "kept_len",
 )  # fmt: skip
 _BUFFERS = ("prompt_suffix", "output_ids", "logprobs")
 
@@ -67,6 +67,12 @@ class Call:
     untrainable_reason: str | None
     delivered: bool
     rerender_shared: int | None
+    evidence: str | None
+    """How the stored parent was found: pointer or history."""
+    drift: str | None
+    """JSON of the column `drift`."""
+    root_window: str | None
+    """JSON of the column `root_window`."""
 
     @property
     def order(self) -> tuple[str, int, int]:
@@ -189,4 +195,7 @@ def _call(row: dict[str, Any], suffix: Int32s, output: Int32s, logprobs: Float32
         untrainable_reason=row["untrainable_reason"],
         delivered=bool(row["client_delivered"]),
         rerender_shared=row["rerender_shared"],
+        evidence=row["parent_evidence"],
+        drift=row["drift"],
+        root_window=row["root_window"],
     )

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from polar_toolkit import batches, calls, doctor, environment, inspection, merge, rescore, rewards, stats
 from polar_toolkit.errors import Refusal
+from polar_toolkit.tree import TRAINED_KINDS, Policy
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="From recorded calls to trajectories and batches.")
 
@@ -33,7 +34,7 @@ MinTrained = Annotated[float, typer.Option(help="Exit with 3 when a smaller shar
 MaxTokens = Annotated[int, typer.Option(min=2, help="Longest packed row, in tokens.")]
 Weighting = Annotated[batches.Weighting, typer.Option(help="What weighs the same in the loss.")]
 DropFlat = Annotated[bool, typer.Option("--drop-zero-variance", help="Leave out groups of equal rewards.")]
-DEFAULT_KINDS = ",".join(merge.TRAINED_KINDS)
+DEFAULT_KINDS = ",".join(TRAINED_KINDS)
 
 
 class Format(StrEnum):
@@ -87,7 +88,7 @@ def merge_command(
 ) -> None:
     """Make trajectories of all recorded calls, and a GRPO batch of those with rewards."""
     packing = batches.Options(max_tokens, weighting, drop_zero_variance)
-    options = merge.Options(_kinds(kinds), packing)
+    options = merge.Options(_policy(kinds), packing)
     folder = out or root / "merged"
     with _progress() as progress:
         report = merge.merge(root, folder, options, progress)
@@ -144,7 +145,7 @@ def stats_command(
 ) -> None:
     """Account for every sampled token, without writing anything."""
     with _progress() as progress:
-        report = merge.account(root, _kinds(kinds), progress)
+        report = merge.account(root, _policy(kinds), progress)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     else:
@@ -203,8 +204,8 @@ def doctor_command(run: Run) -> None:
         raise typer.Exit(1)
 
 
-def _kinds(text: str) -> tuple[str, ...]:
-    return tuple(kind.strip() for kind in text.split(",") if kind.strip())
+def _policy(kinds: str) -> Policy:
+    return Policy(tuple(kind.strip() for kind in kinds.split(",") if kind.strip()))
 
 
 @contextmanager

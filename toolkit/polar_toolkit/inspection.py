@@ -19,7 +19,7 @@ from rich.tree import Tree
 from polar_toolkit import calls, prompts
 from polar_toolkit.calls import Call, Int32s
 from polar_toolkit.errors import Refusal
-from polar_toolkit.tree import TRAINED_KINDS, Forest, Node, grow
+from polar_toolkit.tree import Forest, Node, grow
 
 Decode = Callable[[Int32s], str]
 PROMPT_TAIL = 200
@@ -37,11 +37,7 @@ class Found:
 
 def forests_of(runs: Sequence[Path]) -> list[tuple[Path, Forest]]:
     """Every session of the runs."""
-    return [
-        (run, grow(session, kinds=TRAINED_KINDS))
-        for run in runs
-        for session in calls.by_session(calls.read(run)).values()
-    ]
+    return [(run, grow(session)) for run in runs for session in calls.by_session(calls.read(run)).values()]
 
 
 def find(runs: Sequence[Path], name: str) -> Found:

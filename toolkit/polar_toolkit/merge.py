@@ -6,7 +6,7 @@ memory at a time; people are told by the caller (cli.py), through `progress` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from polar_toolkit import batches, calls, merged, rewards, trajectories
 from polar_toolkit.calls import SessionKey
 from polar_toolkit.errors import Refusal
 from polar_toolkit.stats import Ledger, Report, batch_report
-from polar_toolkit.tree import TRAINED_KINDS, Forest, grow
+from polar_toolkit.tree import Forest, Policy, grow
 
 Progress = Callable[[str, int, int], None]
 """Called with (run name, sessions done, sessions in the run)."""
@@ -24,7 +24,7 @@ Progress = Callable[[str, int, int], None]
 class Options:
     """What is trained, and how it is packed."""
 
-    kinds: Collection[str] = TRAINED_KINDS
+    policy: Policy = field(default_factory=Policy)
     batch: batches.Options = field(default_factory=batches.Options)
 
 
@@ -34,7 +34,7 @@ def merge(root: Path, out: Path, options: Options, progress: Progress) -> Report
     ledger, scores = Ledger(), read_rewards(runs)
     with merged.replacing(out) as fresh:
         with merged.write_trajectories(fresh) as writer:
-            for forest in forests(runs, options.kinds, progress):
+            for forest in forests(runs, options.policy, progress):
                 built = trajectories.build(forest)
                 ledger.add(forest, built)
                 if built:
@@ -52,16 +52,16 @@ def rebatch(root: Path, out: Path, options: batches.Options) -> Report:
         return _finish(fresh, report, scores, options)
 
 
-def account(root: Path, kinds: Collection[str], progress: Progress) -> Report:
+def account(root: Path, policy: Policy, progress: Progress) -> Report:
     """The report of a merge, without writing anything."""
     runs = calls.find_runs(root)
     ledger = Ledger()
-    for forest in forests(runs, kinds, progress):
+    for forest in forests(runs, policy, progress):
         ledger.add(forest, trajectories.build(forest))
     return ledger.report(runs)
 
 
-def forests(runs: list[Path], kinds: Collection[str], progress: Progress) -> Iterator[Forest]:
+def forests(runs: list[Path], policy: Policy, progress: Progress) -> Iterator[Forest]:
     """The forest of every session of every run. Raises Refusal when there is none, or for two runs of one id."""
     seen: dict[str, Path] = {}
     for run in runs:
@@ -71,7 +71,7 @@ def forests(runs: list[Path], kinds: Collection[str], progress: Progress) -> Ite
                 raise Refusal(f"{run} and {seen[run_id]} are one run ({run_id!r}): one is a copy; move it away")
         progress(run.name, 0, len(sessions))
         for done, session in enumerate(sessions.values(), start=1):
-            yield grow(session, kinds=kinds)
+            yield grow(session, policy)
             progress(run.name, done, len(sessions))
     if not seen:
         raise Refusal(f"{runs[0]} has no calls yet; run a harness through its interceptor, then merge again")

@@ -127,7 +127,7 @@ def _call_rows(forest: Forest) -> Iterable[tuple[Any, ...]]:  # Any: rows of _CA
         judged = parent is not None and call.rerender_shared is not None and node.intact
         yield (
             *call.session, call.kind, call.status, node.reason if len(call.output_ids) or node.reason else None,
-            node.edge.partition("(")[0], call.root_reason if call.parent is None else None, node.by_tokens,
+            node.edge.partition("(")[0], call.root_reason if call.parent is None else None, node.evidence == "tokens",
             len(call.output_ids), call.call_id,
             f"{parent.call_id}.{parent.choice}" if parent is not None else None,
             len(parent.output_ids) if parent is not None else None,

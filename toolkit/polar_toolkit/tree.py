@@ -20,6 +20,26 @@ TRAINED_KINDS = ("agent", "subagent")
 
 
 @dataclass(frozen=True, slots=True)
+class Policy:
+    """Which calls are trained."""
+
+    kinds: Collection[str] = TRAINED_KINDS
+    delivered_only: bool = False
+    """Leave out calls whose answer was not written to the client as a whole."""
+    max_lag: int | None = None
+    """Leave out calls with a token sampled more than so many weight versions before the last of `versions`."""
+    versions: Sequence[str] = ()
+    """All weight versions of what is merged, the oldest first."""
+
+    def is_stale(self, call: Call) -> bool:
+        """Whether some of its tokens are of weights that are too old, or of none that `versions` names."""
+        if self.max_lag is None:
+            return False
+        fresh = self.versions[-1 - self.max_lag :]
+        return any(version not in fresh for _, _, version in call.versions)
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A call at its place in the forest."""
 
@@ -32,8 +52,9 @@ class Node:
     """The prompt's tokens after `shared`."""
     edge: str
     """exact, inside(n): the prompt leaves the parent's output n tokens before its end, or root(reason)."""
-    by_tokens: bool
-    """True when the parent was not stored and was found by comparing tokens."""
+    evidence: str | None
+    """What shows the edge: pointer or history as recorded, or tokens, when the parent was found by comparing them;
+    None for a root."""
     reason: str | None
     """Why the sampled tokens are not trained; None when they are."""
     intact: bool
@@ -59,26 +80,26 @@ class Forest:
     nodes: tuple[Node, ...]
 
 
-def grow(calls: Sequence[Call], *, kinds: Collection[str] = TRAINED_KINDS) -> Forest:
-    """The forest of one session's calls. `kinds` are trained; other kinds stay in the tree as context."""
+def grow(calls: Sequence[Call], policy: Policy = Policy()) -> Forest:
+    """The forest of one session's calls. What `policy` does not train stays in the tree as context."""
     calls = sorted(calls, key=lambda call: call.order)
     prompts = resolve(calls)
     found = _attach_roots(prompts)
-    reasons = [_reason(call, fault, kinds) for call, fault in zip(calls, prompts.faults, strict=True)]
+    reasons = [_reason(call, fault, policy) for call, fault in zip(calls, prompts.faults, strict=True)]
     for index in _superseded(prompts, reasons):
         reasons[index] = reasons[index] or "superseded"
-    nodes = tuple(_node(prompts, index, reasons[index], by_tokens=index in found) for index in range(len(calls)))
+    nodes = tuple(_node(prompts, index, reasons[index], found) for index in range(len(calls)))
     group = next((call.group_id for call in calls if call.group_id is not None), None)
     return Forest(calls[0].session, group, nodes)
 
 
-def _node(prompts: Prompts, index: int, reason: str | None, *, by_tokens: bool) -> Node:
+def _node(prompts: Prompts, index: int, reason: str | None, found: Collection[int]) -> Node:
     call, rope = prompts.calls[index], prompts.ropes[index]
     intact = prompts.digests[index] is not None
     if not intact:
-        return Node(call, -1, 0, call.prompt_suffix, "root(quarantined)", by_tokens=False, reason=reason, intact=False)
-    edge = _edge(prompts, index)
-    return Node(call, rope.parent, rope.shared, rope.suffix, edge, by_tokens=by_tokens, reason=reason, intact=True)
+        return Node(call, -1, 0, call.prompt_suffix, "root(quarantined)", None, reason, intact=False)
+    evidence = "tokens" if index in found else call.evidence if rope.parent >= 0 else None
+    return Node(call, rope.parent, rope.shared, rope.suffix, _edge(prompts, index), evidence, reason, intact=True)
 
 
 def _edge(prompts: Prompts, index: int) -> str:
@@ -89,7 +110,7 @@ def _edge(prompts: Prompts, index: int) -> str:
     return f"inside({left})" if left else "exact"
 
 
-def _reason(call: Call, fault: str | None, kinds: Collection[str]) -> str | None:
+def _reason(call: Call, fault: str | None, policy: Policy) -> str | None:
     """The one reason under which a call's sampled tokens are listed, retries apart."""
     if call.status != "completed":
         return call.status
@@ -97,7 +118,11 @@ def _reason(call: Call, fault: str | None, kinds: Collection[str]) -> str | None
         return f"quarantined_{fault}"
     if not call.trainable:
         return call.untrainable_reason or "untrainable"
-    return None if call.kind in kinds else call.kind
+    if call.kind not in policy.kinds:
+        return call.kind
+    if policy.delivered_only and not call.delivered:
+        return "undelivered"
+    return "stale" if policy.is_stale(call) else None
 
 
 def _attach_roots(prompts: Prompts) -> set[int]:
