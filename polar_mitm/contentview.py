@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from mitmproxy import http
 from mitmproxy.contentviews import Contentview, Metadata
 
-from polar_mitm.conversation import Message, Part, Reasoning, Text, ToolCall, ToolResult
+from polar_mitm.conversation import Message, Part, Reasoning, Text, ToolCall, ToolResult, part_from_json
 from polar_mitm.errors import PolarError
 from polar_mitm.record import Row
 from polar_mitm.routes import find
@@ -56,7 +55,7 @@ class PolarContentview(Contentview):
             f"{row.get('prompt_len')} prompt tokens, {len(ids)} sampled, "
             f"{'trained' if row.get('trainable') else 'not trained: ' + str(row.get('untrainable_reason'))}"
         )
-        said = [_stored_part(part) for part in json.loads(row.get("reply") or "[]")]
+        said = [_part(part_from_json(part)) for part in json.loads(row.get("reply") or "[]")]
         return "\n\n".join([head, *said, self._tokens(ids, logprobs)])
 
     def _tokens(self, ids: Sequence[int], logprobs: Sequence[float]) -> str:
@@ -93,13 +92,3 @@ def _part(part: Part) -> str:
             return f"<call> {name} {arguments}  ({id})"
         case ToolResult(call_id, text):
             return f"<result> {text}  ({call_id})"
-
-
-def _stored_part(part: dict[str, Any]) -> str:  # Any: JSON of a row's `reply`
-    kinds: dict[str, type[Text | Reasoning | ToolCall | ToolResult]] = {
-        "text": Text,
-        "reasoning": Reasoning,
-        "toolcall": ToolCall,
-        "toolresult": ToolResult,
-    }
-    return _part(kinds[part.pop("kind")](**part))

@@ -187,6 +187,17 @@ def message_json(message: Message) -> dict[str, Any]:  # Any: JSON
     return {"role": message.role, "parts": [part_json(p) for p in message.parts]}
 
 
+def part_from_json(value: dict[str, Any]) -> Part:  # Any: JSON
+    """The part that `part_json` wrote."""
+    kinds: dict[str, type[Part]] = {kind.__name__.lower(): kind for kind in (Text, Reasoning, ToolCall, ToolResult)}
+    return kinds[value["kind"]](**{name: field for name, field in value.items() if name != "kind"})
+
+
+def message_from_json(value: dict[str, Any]) -> Message:  # Any: JSON
+    """The message that `message_json` wrote."""
+    return Message(value["role"], tuple(part_from_json(part) for part in value["parts"]))
+
+
 def canonical_json(text: str) -> str:
     """JSON text with sorted keys and no spaces; the stripped text itself when it is not JSON."""
     try:
@@ -198,9 +209,9 @@ def canonical_json(text: str) -> str:
 def canonical(message: Message) -> str:
     """The part of a message that must not change for its history to count as unchanged.
 
-    Listed equivalences, for assistant messages only, because harnesses were seen to do these to our replies and none
-    of them changes what was said: white space at the ends of text, re-serialised JSON arguments, dropped or trimmed
-    reasoning, changed call ids, empty parts, parts of one kind joined. Everything else counts, to the byte.
+    For assistant messages only, what harnesses were seen to do to our replies does not count, since none of it changes
+    what was said: docs/equivalences.md lists it. Reasoning is not in it: `thinking.is_trimmed` says what may become of
+    it. Everything else counts, to the byte.
     """
     if message.role != "assistant":
         results = [[p.text, p.is_error] for p in message.parts if isinstance(p, ToolResult)]
@@ -211,7 +222,9 @@ def canonical(message: Message) -> str:
         for p in message.parts
         if isinstance(p, ToolCall)
     ]
-    return json.dumps(["assistant", said, calls], ensure_ascii=False)
+    shown = [isinstance(p, Text) for p in message.parts if isinstance(p, ToolCall) or (isinstance(p, Text) and p.text)]
+    mixed = shown != sorted(shown, reverse=True)  # no reply of ours has text behind a call
+    return json.dumps(["assistant", said, calls, *([shown] if mixed else [])], ensure_ascii=False)
 
 
 def joined_text(message: Message) -> str:

@@ -25,7 +25,7 @@ from polar_mitm.kinds import Kinds, Verdict
 from polar_mitm.retries import Answered, Retries
 from polar_mitm.sampling import Sampling
 from polar_mitm.shelf import Shelf
-from polar_mitm.tips import Kept, Parent, Place, RootReason, Tips
+from polar_mitm.tips import Kept, Parent, Past, Place, RootReason, Tips
 from polar_mitm.tokens import Template
 
 __all__ = ["Answered", "Desk", "Recorder"]
@@ -125,12 +125,20 @@ class Desk:
     async def find_parent(self, session: Session, request: Conversation) -> Parent | RootReason:
         """The call that a request continues; calls that are not in memory are read again when one may be meant."""
         session_id = session.session_id
-        named = [p for echo in request.echoes if (p := read_pointer(self.key, session_id, echo))]
+        named = self._named(session_id, request)
         if any(self.tips.get(session_id, place) is None for place in named) or (
             not named and any(m.role == "assistant" for m in request.messages)
         ):
             await self._read_again(session_id)
         return self.tips.find(session_id, request, named)
+
+    def past(self, session: Session, request: Conversation) -> Past:
+        """What is known of the calls that a request without a parent comes from, once its parent was looked for."""
+        return self.tips.past(session.session_id, request, self._named(session.session_id, request))
+
+    def _named(self, session_id: str, request: Conversation) -> list[Place]:
+        """The calls that the ids of a request name, in their order."""
+        return [place for echo in request.echoes if (place := read_pointer(self.key, session_id, echo))]
 
     async def continued(self, session: Session, request: Conversation, *, instructed: bool) -> Conversation:
         """The request with the history and the reply of the answer that it names (`Conversation.continues`) in it.
@@ -157,7 +165,7 @@ class Desk:
         """The plain form of an earlier answer (Responses: GET /responses/ID). Raises NotFound."""
         place = await self._place(session.session_id, response_id)
         call = self.tips.get(session.session_id, place) if place else None
-        if call is None or call.said is None:
+        if call is None or call.said is None or call.said.answer is None:
             raise NotFound(f"Response with id {response_id!r} not found.")
         return json.loads(call.said.answer)
 

@@ -21,7 +21,7 @@ _TOKENS = ("prompt_suffix", "output_ids")
 _PLAIN = (
     "session_id", "call_id", "choice", "status", "parent_call_id", "parent_choice", "kept_len", "history_key",
     "tools_key",
-    "thread_id", "kind", "dialect", "messages", "reply", "answer", "request",
+    "thread_id", "kind", "dialect", "messages", "tools", "reply", "answer", "request",
 )  # fmt: skip
 
 

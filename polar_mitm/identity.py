@@ -24,6 +24,8 @@ Kind = Literal["agent", "subagent", "compaction", "auxiliary", "foreign"]
 
 DEFAULT_SESSION = "default"
 CALL_ID_LENGTH = 20
+_LONGEST_ID = 512
+"""Characters of an echoed field in which an id of ours begins: it stands first, behind a prefix or a tool's name."""
 _CORE = re.compile(r"([a-z2-7]{20})([0-9a-f]{2})([a-z2-7]{8})")
 _SESSION_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -46,7 +48,7 @@ def read_pointer(key: bytes, session_id: str, text: str) -> tuple[str, int] | No
 
     The core may stand anywhere in the id: Gemini CLI puts a tool name before it, other harnesses a prefix.
     """
-    for call_id, choice, mac in _CORE.findall(text):
+    for call_id, choice, mac in _CORE.findall(text[:_LONGEST_ID]):
         if compare_digest(mac, _mac(key, session_id, call_id, int(choice, 16))):
             return call_id, int(choice, 16)
     return None

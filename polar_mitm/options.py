@@ -21,7 +21,7 @@ from polar_mitm.errors import PolarError
 from polar_mitm.journal import Journal
 from polar_mitm.sampling import Sampling
 from polar_mitm.tally import Tally
-from polar_mitm.tokens import load
+from polar_mitm.tokens import POLICIES, Template, load
 
 _HOST = re.compile(r"[\w-]+(\.[\w-]+)*|\*\.[\w-]+(\.[\w-]+)+")
 
@@ -34,6 +34,13 @@ OPTIONS: tuple[tuple[str, type, Any, str], ...] = (  # Any: a default of the nam
         str,
         "{}",
         'how this run samples, as JSON: temperature (1), top_p, top_k, min_p, max_new_tokens, seed; e.g. {"seed": 7}',
+    ),
+    (
+        "polar_history_thinking",
+        str,
+        "preserve",
+        "preserve: reasoning that the harness leaves out of the history stays in the context; template: the model's "
+        "chat template decides, and where it writes the history anew a new root begins",
     ),
     (
         "polar_allow_hosts",
@@ -61,6 +68,7 @@ class Options:
     polar_run: str
     polar_tokenizer: str
     polar_sampling: str
+    polar_history_thinking: str
     polar_allow_hosts: str
     polar_wait: float
     polar_memory: int
@@ -88,6 +96,10 @@ class Options:
         for host in self.allowed:
             if not _HOST.fullmatch(host):
                 raise ValueError(f"polar_allow_hosts names {host!r}: give host names, or *.NAME.TLD for all below one")
+        if self.polar_history_thinking not in POLICIES:
+            raise ValueError(
+                f"polar_history_thinking is {self.polar_history_thinking!r}: give one of {', '.join(POLICIES)}"
+            )
         Sampling.parse(self.polar_sampling)
 
 
@@ -117,11 +129,11 @@ async def open_run(options: Options, *, keeps_rows: bool = False) -> Run:
     engine = SGLang(options.polar_engine)
     try:
         folder = options.polar_tokenizer or (await engine.describe()).model
-        template = await asyncio.to_thread(load, folder)
+        template = await asyncio.to_thread(load, folder, options.polar_history_thinking)
         run, sampling = options.run, Sampling.parse(options.polar_sampling)
         run.mkdir(parents=True, exist_ok=True, mode=0o700)
         run.chmod(0o700)
-        run_id = _write_run(options, folder, sampling)
+        run_id = _write_run(options, folder, sampling, template)
         journal = await asyncio.to_thread(Journal.open, run)
     except (PolarError, OSError, ValueError):
         await engine.close()
@@ -134,7 +146,7 @@ async def open_run(options: Options, *, keeps_rows: bool = False) -> Run:
     return Run(desk, journal, engine, tally)
 
 
-def _write_run(options: Options, tokenizer: str, sampling: Sampling) -> str:
+def _write_run(options: Options, tokenizer: str, sampling: Sampling, template: Template) -> str:
     """Write run.json; a folder that is used again keeps its run id."""
     path = options.run / "run.json"
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -144,6 +156,8 @@ def _write_run(options: Options, tokenizer: str, sampling: Sampling) -> str:
         "run_id": run_id,
         "engine": options.polar_engine,
         "tokenizer": str(Path(tokenizer).resolve()) if Path(tokenizer).exists() else tokenizer,
+        "family": template.family if template.bridges else "none",
+        "history_thinking": options.polar_history_thinking,
         "sampling": asdict(sampling),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -1,7 +1,8 @@
 """The prompt of a call: its parent's tokens and the new messages, or a whole render; and what it costs to look again.
 
 Invariant: a bridged prompt begins with the very tokens of the parent's prompt and of what was given out of its reply.
-A forced beginning of the reply stands at the prompt's end, so that it is context and never counted as sampled.
+A forced beginning of the reply stands at the prompt's end, so that it is context and never counted as sampled. What
+was compared with another context is evidence beside the prompt, never a part of it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from hashlib import blake2b
 
 import numpy as np
 
-from polar_mitm.conversation import Conversation
+from polar_mitm.conversation import Conversation, Message, joined_text
 from polar_mitm.desk import Desk
+from polar_mitm.divergence import Context, Departure, Drift, departure, drift, shared_prefix
 from polar_mitm.engine import Description
 from polar_mitm.errors import BadRequest, ContextOverflow
 from polar_mitm.identity import Session
-from polar_mitm.tips import Parent, RootReason
+from polar_mitm.thinking import restored
+from polar_mitm.tips import Parent, Past, RootReason
 from polar_mitm.tokens import Tokens
 
 _AUDITED_CALLS = 8
@@ -34,6 +37,33 @@ class Prompt:
     root_reason: RootReason | None
     forced: int = 0
     """How many ids at its end are the beginning of the reply: a call of the tool that the request forces."""
+    past: Past | None = None
+    """What a root with a history comes from."""
+    restored: int = 0
+    """Replies whose reasoning, which the harness left out, was put back."""
+
+    @property
+    def rendered(self) -> Tokens:
+        """Without the forced beginning."""
+        return self.ids[: len(self.ids) - self.forced]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a prompt was compared with."""
+
+    rerender_shared: int | None = None
+    drift: Drift | None = None
+    departure: Departure | None = None
+
+    @property
+    def columns(self) -> dict[str, int | str | None]:
+        """The columns of the calls table."""
+        return {
+            "rerender_shared": self.rerender_shared,
+            "drift": self.drift.json() if self.drift else None,
+            "root_window": self.departure.json() if self.departure else None,
+        }
 
 
 async def prompt_of(desk: Desk, session: Session, request: Conversation) -> Prompt:
@@ -56,8 +86,20 @@ async def _plain_prompt(desk: Desk, session: Session, request: Conversation) -> 
         ids = await desk.tokens(bridge, tip.prompt_ids, tip.output_ids, request.messages, new, request.tools)
         if ids is not None:
             return Prompt(ids, found, None)
-        found = "bridge_refused"
-    return Prompt(await desk.tokens(desk.template.render, request.messages, request.tools), None, found)
+        found = "template_rewrites" if desk.template.rewrites(request.messages[new:]) else "bridge_refused"
+    if found == "first":
+        return Prompt(await desk.tokens(desk.template.render, request.messages, request.tools), None, found)
+    past = desk.past(session, request)
+    messages, count = request.messages, 0
+    if desk.template.preserves:
+        messages, count = await desk.tokens(_with_reasoning, request.messages, past)
+    ids = await desk.tokens(desk.template.render, messages, request.tools)
+    return Prompt(ids, None, found, past=past, restored=count)
+
+
+def _with_reasoning(messages: tuple[Message, ...], past: Past) -> tuple[tuple[Message, ...], int]:
+    known = {index: said.reply for index, said in past.known}
+    return restored(messages, known, [said.reply for said in past.named])
 
 
 def check_fits(prompt: Tokens, described: Description) -> None:
@@ -82,17 +124,25 @@ def is_audited(call_id: str, ordinal: int, length: int) -> bool:
     return drawn * length < _AUDITED_TOKENS << 32
 
 
-async def rerender_shared(desk: Desk, prompt: Tokens, request: Conversation) -> int | None:
-    """How many leading tokens of `prompt` a plain re-render of the harness's history gives; None when it is refused."""
+async def evidence(desk: Desk, prompt: Prompt, request: Conversation, *, audited: bool) -> Evidence:
+    """A root with a history beside the nearest earlier call; a bridged prompt, when `audited`, beside a re-render."""
+    if prompt.past is not None:
+        return Evidence(departure=await desk.tokens(_departure, desk, prompt, prompt.past, request))
+    if prompt.parent is None or not audited:
+        return Evidence()
     try:
         rendered = await desk.tokens(desk.template.render, request.messages, request.tools)
     except BadRequest:
-        return None  # the template refuses the history that the bridge could extend
-    return shared_prefix(rendered, prompt)
+        return Evidence()  # the template refuses the history that the bridge could extend
+    found = await desk.tokens(drift, desk.template, prompt.rendered, rendered)
+    return Evidence(shared_prefix(rendered, prompt.ids), found)
 
 
-def shared_prefix(a: Tokens, b: Tokens) -> int:
-    """How many leading tokens two sequences share."""
-    length = min(len(a), len(b))
-    different = np.flatnonzero(a[:length] != b[:length])
-    return int(different[0]) if len(different) else length
+def _departure(desk: Desk, prompt: Prompt, past: Past, request: Conversation) -> Departure | None:
+    nearest = past.nearest
+    if nearest is None:
+        return None
+    was = Context(nearest.tokens, nearest.messages, nearest.tools)
+    now = Context(prompt.rendered, request.messages, request.tools)
+    summaries = [joined_text(Message("assistant", said.reply)) for said in past.summaries]
+    return departure(desk.template, nearest.call_id, was, now, summaries=summaries, restored=prompt.restored)

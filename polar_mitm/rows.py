@@ -56,7 +56,8 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     (
         "root_reason",
         pa.string(),
-        "first, edited_history, tools_changed, bridge_refused or unknown_history; null with a parent",
+        "first, edited_history, tools_changed, bridge_refused, template_rewrites (polar_history_thinking=template: the "
+        "template writes the history anew) or unknown_history; null with a parent",
     ),
     ("prompt_len", pa.int32(), "tokens of the whole prompt"),
     ("prompt_shared", pa.int32(), "leading prompt tokens that are the parent's prompt + output, not stored again"),
@@ -101,14 +102,16 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     (
         "drift",
         pa.string(),
-        "JSON: where and how a plain re-render leaves the prompt that was sent (class, at, sampled, rendered); null "
-        "where it does not, or was not rendered",
+        "JSON: where and how a plain re-render leaves the prompt that was sent (class: reasoning, white_space, "
+        "arguments, retokenized, template or other; at, sampled, rendered); null where it does not, or was not "
+        "rendered",
     ),
     (
         "root_window",
         pa.string(),
-        "JSON: where and how a root with a history leaves the nearest earlier call (class, at, call, was, now); null "
-        "with a parent, and where there is no such call",
+        "JSON: where and how a root with a history leaves the nearest earlier call (class: reminder, edited, removed, "
+        "tools, compaction or other; at, call, was, now; restored: replies whose reasoning, which the harness left "
+        "out, was put back); null with a parent, where there is no such call, and where the call was not completed",
     ),
     (
         "history_key",

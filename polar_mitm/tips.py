@@ -1,8 +1,9 @@
 """The finished calls of a run that a later call may continue, and the search for the one that a request continues.
 
 Invariant: a call is attached to a parent only when its history equals the parent's history and reply (see
-`conversation.canonical`); an echoed id says which of several equal candidates is meant, it never attaches by itself.
-A call is kept without what its parent holds, so that a session costs its length, not the sum over its turns.
+`conversation.canonical`), with no reasoning in it that was not sampled; an echoed id says which of several equal
+candidates is meant, it never attaches by itself. A call is kept without what its parent holds, so that a session costs
+its length, not the sum over its turns.
 This module reads no files: what it has forgotten is read again by `desk`.
 """
 
@@ -15,48 +16,82 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import zstandard
 from numpy.typing import NDArray
 
 from polar_mitm.conversation import (
     Conversation,
     Message,
     Part,
-    Reasoning,
-    Text,
-    ToolCall,
-    ToolResult,
+    Tool,
     history_keys,
+    message_from_json,
+    part_from_json,
     tools_key,
 )
 from polar_mitm.identity import Kind
 from polar_mitm.journal import Outline
+from polar_mitm.thinking import is_trimmed, thought, thought_key
 
 Tokens = NDArray[np.int32]
 Evidence = Literal["pointer", "history"]
-RootReason = Literal["first", "edited_history", "tools_changed", "bridge_refused", "unknown_history"]
+RootReason = Literal[
+    "first", "edited_history", "tools_changed", "bridge_refused", "template_rewrites", "unknown_history"
+]
 Place = tuple[str, int]
 """Call id and choice."""
 Row = Mapping[str, Any]  # Any: a column's value, typed by rows.SCHEMA
 
 _DEFAULT_BYTES = 256 << 20
+_FASTEST = 1
+"""zstd's level: what was said takes a quarter of its text, and less time than the text takes to be written."""
 _CALL_BYTES = 2_000  # what the objects of a kept call weigh besides its buffers and texts, measured on Python 3.13
 _STATEFUL = "openai_responses"
 """The protocol whose requests may name an earlier answer instead of repeating it."""
-_PARTS: dict[str, type[Part]] = {kind.__name__.lower(): kind for kind in (Text, Reasoning, ToolCall, ToolResult)}
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
     """What was said in a call, as its row has it."""
 
-    messages: str
-    """JSON: canonical messages after the parent's history and reply."""
-    reply: str
-    """JSON: canonical parts of the reply."""
-    answer: str
-    """JSON: the plain answer."""
+    packed: bytes
+    """zstd of JSON: messages after the parent's history and reply, parts of the reply, tools (null: the parent's)."""
+    answer: str | None
+    """JSON: the plain answer; only of protocols in which a request may name an earlier answer."""
     instructed: bool
     """Whether its first message are the request's own `instructions`, which no later request takes over."""
+
+    @classmethod
+    def of(cls, row: Row, *, instructed: bool) -> Said:
+        """From the row of a completed call."""
+        whole = f"[{row['messages']},{row['reply']},{row['tools'] or 'null'}]"
+        answer = row["answer"] if row["dialect"] == _STATEFUL else None
+        return cls(zstandard.compress(whole.encode(), _FASTEST), answer, instructed)
+
+    @property
+    def size(self) -> int:
+        """Bytes, near enough."""
+        return len(self.packed) + len(self.answer or "")
+
+    @property
+    def messages(self) -> list[Message]:
+        """The new messages of the call and its reply."""
+        messages, reply, _ = self._read()
+        return [*map(message_from_json, messages), Message("assistant", tuple(map(part_from_json, reply)))]
+
+    @property
+    def tools(self) -> tuple[Tool, ...] | None:
+        """The offered tools; None when they are the parent's."""
+        tools = self._read()[2]
+        return None if tools is None else tuple(Tool(**tool) for tool in tools)
+
+    @property
+    def reply(self) -> tuple[Part, ...]:
+        """The parts of the reply."""
+        return tuple(map(part_from_json, self._read()[1]))
+
+    def _read(self) -> tuple[Any, Any, Any]:  # Any: JSON that a row held
+        return tuple(json.loads(zstandard.decompress(self.packed)))  # pyright: ignore[reportReturnType] - see `of`
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +112,12 @@ class Kept:
     thread: str | None = None
     kind: Kind = "agent"
     said: Said | None = None
-    """Only of protocols in which a request may name an earlier answer."""
+    thought: bytes | None = None
+    """Key of the reasoning of its reply; None: it is not checked."""
 
     @classmethod
     def of(cls, row: Row, outline: Outline | None = None, *, instructed: bool = False) -> Kept:
         """From the row of a completed call."""
-        said = None
-        if row["dialect"] == _STATEFUL:
-            said = Said(row["messages"], row["reply"], row["answer"], instructed)
         return cls(
             row["call_id"],
             row["choice"],
@@ -96,7 +129,8 @@ class Kept:
             outline,
             row["thread_id"],
             row["kind"],
-            said,
+            Said.of(row, instructed=instructed),
+            thought_key(thought(map(part_from_json, json.loads(row["reply"])))),
         )
 
     @property
@@ -107,8 +141,7 @@ class Kept:
     @property
     def size(self) -> int:
         """What it takes in memory, in bytes, near enough."""
-        said = self.said
-        texts = len(said.messages) + len(said.reply) + len(said.answer) if said else 0
+        texts = self.said.size if self.said else 0
         marks = sum(map(len, self.outline.values())) if self.outline else 0
         return _CALL_BYTES + self.suffix.nbytes + self.output_ids.nbytes + marks + texts
 
@@ -141,6 +174,41 @@ class Parent:
     evidence: Evidence
     messages: int
     """How many leading messages of the request are the parent's history and reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A call and its ancestors, with all that was said and sampled in them."""
+
+    call_id: str
+    tokens: Tokens
+    """Its prompt and output."""
+    said: tuple[Said, ...]
+    """The root's first."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Its history and its reply."""
+        return tuple(message for each in self.said for message in each.messages)
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """What it was offered."""
+        return next((tools for each in reversed(self.said) if (tools := each.tools) is not None), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a root with a history comes from, as far as it is in memory; nothing of it is unpacked yet."""
+
+    nearest: Earlier | None = None
+    """The call that its newest id names, else one that went on from the deepest history that they share."""
+    known: tuple[tuple[int, Said], ...] = ()
+    """The calls whose replies stand at these places of its history, up to the first difference."""
+    named: tuple[Said, ...] = ()
+    """The calls that its ids name, in their order."""
+    summaries: tuple[Said, ...] = ()
+    """The session's compactions."""
 
 
 @dataclass(slots=True)
@@ -211,6 +279,8 @@ class Tips:
         place = pointed[-1] if pointed else equal[-1]
         tree = self._tree_of[session_id, place]
         self._use(tree)
+        if not _keeps_reasoning(_chain(tree, place), request.messages[: last + 1]):
+            return "edited_history"
         if tree.calls[place].tools_key != tools_key(request.tools):
             return "tools_changed"
         return Parent(_whole(tree, place), "pointer" if pointed else "history", last + 1)
@@ -221,12 +291,46 @@ class Tips:
         chain = _chain(tree, place) if tree else []
         messages: list[Message] = []
         for call in chain:
-            if call.said is None:
+            if call.said is None or call.said.answer is None:
                 return None
-            messages += _messages(call.said)
+            messages += call.said.messages
         if not chain or chain[-1].said is None:
             return None
         return tuple(messages[1:] if chain[-1].said.instructed else messages)
+
+    def past(self, session_id: str, request: Conversation, pointers: Iterable[Place]) -> Past:
+        """What is known of the calls that a root with a history comes from."""
+        keys = enumerate(history_keys(request.messages))
+        known = [(i, places[-1]) for i, key in keys if (places := self._by_history.get((session_id, key)))]
+        named = [place for place in dict.fromkeys(pointers) if self.get(session_id, place)]
+        compactions = [
+            call.said
+            for tree in self._trees.values()
+            if tree.session_id == session_id
+            for call in tree.calls.values()
+            if call.kind == "compaction" and call.said
+        ]
+        return Past(
+            self._nearest(session_id, known[-1][1] if known else None, named),
+            tuple((index, said) for index, place in known if (said := self._said(session_id, place))),
+            tuple(said for place in named if (said := self._said(session_id, place))),
+            tuple(compactions),
+        )
+
+    def _nearest(self, session_id: str, deepest: Place | None, named: list[Place]) -> Earlier | None:
+        place = named[-1] if named else deepest
+        if place is None:
+            return None
+        tree = self._tree_of[session_id, place]
+        if not named:  # what leaves a history shared so far is the next call of it, or nothing
+            place = next((p for p, call in reversed(tree.calls.items()) if call.parent == place), place)
+        chain = _chain(tree, place)
+        tokens = np.concatenate([piece for call in chain for piece in (call.suffix, call.output_ids)])
+        return Earlier(place[0], tokens, tuple(call.said for call in chain if call.said))
+
+    def _said(self, session_id: str, place: Place) -> Said | None:
+        call = self.get(session_id, place)
+        return call.said if call else None
 
     def _extendable(self, session_id: str, place: Place) -> bool:
         call = self.get(session_id, place)
@@ -257,6 +361,18 @@ def _chain(tree: _Tree, place: Place) -> list[Kept]:
     return chain[::-1]
 
 
+def _keeps_reasoning(chain: list[Kept], history: tuple[Message, ...]) -> bool:
+    """Whether the reasoning of the chain's replies, which end the history's, came back as it was, trimmed, or not."""
+    replies = [message for message in history if message.role == "assistant"]
+    return all(_is_sampled(thought(m.parts), call) for m, call in zip(replies[::-1], chain[::-1], strict=False))
+
+
+def _is_sampled(sent: str, call: Kept) -> bool:
+    if not sent or call.thought is None or thought_key(sent) == call.thought:
+        return True
+    return call.said is not None and is_trimmed(sent, thought(call.said.reply))
+
+
 def _whole(tree: _Tree, place: Place) -> Tip:
     *before, call = _chain(tree, place)
     assert call.history_key is not None
@@ -266,14 +382,3 @@ def _whole(tree: _Tree, place: Place) -> Tip:
         call.call_id, call.choice, prompt, call.output_ids, call.history_key, call.tools_key,
         call.outline, call.thread, call.kind,
     )  # fmt: skip
-
-
-def _messages(said: Said) -> list[Message]:
-    """The new messages of a call and its reply."""
-    messages = [Message(m["role"], tuple(map(_part, m["parts"]))) for m in json.loads(said.messages)]
-    return [*messages, Message("assistant", tuple(map(_part, json.loads(said.reply))))]
-
-
-def _part(value: dict[str, Any]) -> Part:  # Any: JSON that conversation.part_json wrote
-    fields = dict(value)
-    return _PARTS[fields.pop("kind")](**fields)

@@ -21,7 +21,7 @@ from polar_mitm.errors import BadRequest, EngineUnavailable, JournalError, Polar
 from polar_mitm.identity import CALL_ID_LENGTH, mint, new_call_id
 from polar_mitm.journal import Outline, outline
 from polar_mitm.kinds import AGENT, Verdict
-from polar_mitm.prompting import Prompt, check_fits, is_audited, prompt_of, rerender_shared
+from polar_mitm.prompting import Evidence, Prompt, check_fits, evidence, is_audited, prompt_of
 from polar_mitm.record import Incoming, Row, first_row, prompt_row, refused_row, request_row
 from polar_mitm.retries import Take, asked
 from polar_mitm.tips import Parent
@@ -252,11 +252,11 @@ class Call:
         try:
             described = await desk.ready()
             check_fits(self._prompt.ids, described)
-            audit = asyncio.ensure_future(self._audited())
+            compared = asyncio.ensure_future(self._compared())
             tell = self._take.tell if self.request.stream else None
             await _together([choice.sample(described, tell) for choice in self._choices])
             self._take.sampled = True
-            return await self._record_replies(await audit)
+            return await self._record_replies(await compared)
         except PolarError as error:
             await self._record_end(error)
             raise
@@ -270,23 +270,21 @@ class Call:
         order = Order(self.request, self._prompt, seed, self._incoming.dialect.call_prefix)
         return Choice(self._desk, order, reply_id, row)
 
-    async def _audited(self) -> int | None:
-        """How much of a bridged prompt a plain re-render shares, where that is looked at; while the engine samples."""
-        ids = self._prompt.ids
-        if self._prompt.parent is None or not is_audited(self._rows[0]["call_id"], self._ordinal, len(ids)):
-            return None
-        return await rerender_shared(self._desk, ids, self.request)
+    async def _compared(self) -> Evidence:
+        """What the prompt is compared with, while the engine samples."""
+        audited = is_audited(self._rows[0]["call_id"], self._ordinal, len(self._prompt.ids))
+        return await evidence(self._desk, self._prompt, self.request, audited=audited)
 
     # -- recording
 
-    async def _record_replies(self, rerendered: int | None) -> Answered:
+    async def _record_replies(self, compared: Evidence) -> Answered:
         desk, request, parent = self._desk, self.request, self._prompt.parent
         first, *others = [await choice.reply() for choice in self._choices]
         reply = replace(first, others=tuple(others))
         known, start = (parent.messages, parent.tip.history_key) if parent else (0, b"")
         history = [start, *history_keys(request.messages[known:], start)][-1]
         rows = [
-            choice.completed(said, history) | {"rerender_shared": rerendered, "repeats": self._take.repeats}
+            choice.completed(said, history) | compared.columns | {"repeats": self._take.repeats}
             for choice, said in zip(self._choices, reply.choices, strict=True)
         ]
         rows[0]["answer"] = json.dumps(self._incoming.dialect.encode(request, reply))

@@ -46,6 +46,14 @@ class Protocol:
 
     def follow(self, body: Json, answer: Json, result: str) -> Json:
         """The request after an answer: its tool calls with this result, or a user's words when it has none."""
+        if self.name == "gemini":
+            content = answer["candidates"][0]["content"]
+            calls = [part["functionCall"] for part in content["parts"] if "functionCall" in part]
+            given = {"response": {"output": result}}
+            parts = [{"functionResponse": {"id": c["id"], "name": c["name"], **given}} for c in calls]
+            return body | {
+                "contents": [*body["contents"], content, {"role": "user", "parts": parts or [{"text": result}]}]
+            }
         if self.name == "openai_responses":
             calls = [item["call_id"] for item in answer["output"] if item["type"] == "function_call"]
             results = [{"type": "function_call_output", "call_id": c, "output": result} for c in calls]

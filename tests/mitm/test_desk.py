@@ -196,7 +196,7 @@ def row(call_id: str, *new: Message, reply: Message, history: tuple[Message, ...
         "history_key": history_keys((*history, *new, reply))[-1], "tools_key": tools_key(()),
         "dialect": "openai_responses", "messages": json.dumps([message_json(m) for m in new]),
         "reply": json.dumps([part_json(p) for p in reply.parts]), "answer": json.dumps({"id": call_id}),
-        "request": "{}", "parent_call_id": None, "parent_choice": None, "thread_id": None, **more,
+        "tools": None, "request": "{}", "parent_call_id": None, "parent_choice": None, "thread_id": None, **more,
     }  # fmt: skip
 
 

@@ -52,6 +52,7 @@ def test_the_defaults_need_an_engine_only() -> None:
         ({"polar_wait": -1.0}, "polar_wait is -1.0"),
         ({"polar_wait": float("nan")}, "polar_wait is nan"),
         ({"polar_memory": 0}, "polar_memory is 0"),
+        ({"polar_history_thinking": "drop"}, "polar_history_thinking is 'drop': give one of preserve, template"),
         ({"polar_sampling": "{"}, "polar_sampling"),
         ({"polar_sampling": '{"top_p": 2}'}, "polar_sampling: top_p is 2"),
     ],
@@ -76,7 +77,7 @@ def test_an_allowed_host_is_a_name(hosts: str) -> None:
 
 
 def test_a_run_folder_is_private_and_says_what_it_holds(bytes_folder: Path, tmp_path: Path) -> None:
-    """Mode 0700; engine, tokenizer and sampling stand in run.json."""
+    """Mode 0700; engine, tokenizer, its family and sampling stand in run.json."""
     run = tmp_path / "deep" / "run"
     with ScriptedEngine(bytes_folder, []).serving() as engine:
         opened(options(polar_engine=engine.url, polar_run=str(run), polar_sampling='{"seed": 7}'))
@@ -84,7 +85,16 @@ def test_a_run_folder_is_private_and_says_what_it_holds(bytes_folder: Path, tmp_
     assert stat.S_IMODE(run.stat().st_mode) == 0o700
     assert (described["schema_version"], described["engine"]) == (1, engine.url)
     assert described["tokenizer"] == str(bytes_folder.resolve())
+    assert (described["family"], described["history_thinking"]) == ("template", "preserve")
     assert (described["sampling"]["seed"], described["sampling"]["temperature"]) == (7, 1.0)
+
+
+def test_run_json_names_the_family_and_the_policy(qwen3_folder: Path, tmp_path: Path) -> None:
+    """A typed renderer by its name, and who decides about earlier reasoning."""
+    chosen = {"polar_tokenizer": str(qwen3_folder), "polar_history_thinking": "template"}
+    opened(options(polar_run=str(tmp_path), **chosen))
+    described = json.loads((tmp_path / "run.json").read_text())
+    assert (described["family"], described["history_thinking"]) == ("qwen3", "template")
 
 
 def test_a_run_that_is_opened_again_keeps_its_id(bytes_folder: Path, tmp_path: Path) -> None:

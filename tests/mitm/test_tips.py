@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -249,7 +250,7 @@ def row(call_id: str, *new: Message, reply: Message, parent: str | None = None, 
         "call_id": call_id, "choice": 0, "parent_call_id": parent, "parent_choice": None if parent is None else 0,
         "prompt_suffix": np.zeros(3, np.int32), "output_ids": np.zeros(2, np.int32), "kept_len": 2,
         "history_key": call_id.encode(), "tools_key": b"t", "thread_id": None, "kind": "agent",
-        "dialect": "openai_responses",
+        "dialect": "openai_responses", "tools": None,
         "messages": json.dumps([message_json(m) for m in new]),
         "reply": json.dumps([part_json(p) for p in reply.parts]), "answer": "{}", **more,
     }  # fmt: skip
@@ -272,8 +273,67 @@ def test_a_developer_message_is_no_instructions() -> None:
     assert tips(Kept.of(row("one", developer, reply=ANSWERED))).history("s", ("one", 0)) == (developer, ANSWERED)
 
 
-def test_what_was_said_in_a_stateless_protocol_is_not_kept() -> None:
-    """Nobody can ask for it: it would cost as much as the tokens."""
+def test_an_answer_of_a_stateless_protocol_cannot_be_named() -> None:
+    """What was said is kept to compare with it, not to be asked for."""
     known = tips(Kept.of(row("one", ASKED, reply=ANSWERED, dialect="anthropic")))
     assert known.history("s", ("one", 0)) is None
     assert known.history("s", ("never", 0)) is None
+
+
+# --- what a root comes from ---------------------------------------------------------------------------------------
+
+EDITED = Message("tool", (ToolResult("call_1", "b.txt\n"),))
+
+
+def known_calls(**more: Any) -> Tips:
+    """Two calls of which the second goes on from the first, with tools in the first."""
+    tools = json.dumps([asdict(tool) for tool in TOOLS])
+    keys = history_keys((ASKED, REPLIED, RESULT, ANSWERED))
+    return tips(
+        Kept.of(row("one", ASKED, reply=REPLIED, tools=tools, history_key=keys[1])),
+        Kept.of(row("two", RESULT, reply=ANSWERED, parent="one", history_key=keys[3], **more)),
+    )
+
+
+def test_the_nearest_call_is_the_one_that_the_newest_id_names() -> None:
+    """With all that was said, offered and sampled in it."""
+    past = known_calls().past("s", request(ASKED, REPLIED, EDITED, ANSWERED, MORE), [("one", 0), ("two", 0)])
+    assert past.nearest is not None
+    assert past.nearest.call_id == "two"
+    assert past.nearest.messages == (ASKED, REPLIED, RESULT, ANSWERED)
+    assert past.nearest.tools == TOOLS
+    assert len(past.nearest.tokens) == 10
+
+
+def test_without_an_id_the_nearest_is_the_call_that_went_on_from_what_is_shared() -> None:
+    """The history is equal up to the first reply: the call after it is what was left."""
+    past = known_calls().past("s", request(ASKED, REPLIED, EDITED, ANSWERED, MORE), [])
+    assert past.nearest is not None
+    assert past.nearest.call_id == "two"
+    assert [(index, said.reply) for index, said in past.known] == [(1, REPLIED.parts)]
+
+
+def test_a_history_of_which_nothing_is_known_has_no_nearest_call() -> None:
+    """Nor is anything of it ours."""
+    past = known_calls().past("s", request(MORE, ANSWERED, ASKED), [("never", 0)])
+    assert (past.nearest, past.known, past.named) == (None, (), ())
+
+
+def test_the_compactions_of_the_session_are_known() -> None:
+    """By the kind of the call."""
+    past = known_calls(kind="compaction").past("s", request(MORE, ANSWERED, ASKED), [])
+    assert [said.reply for said in past.summaries] == [ANSWERED.parts]
+    assert known_calls(kind="compaction").past("another", request(MORE, ANSWERED, ASKED), []).summaries == ()
+
+
+def test_reasoning_that_was_never_sampled_is_an_edit() -> None:
+    """Dropped or trimmed it is ours, in whatever reply of the chain; other reasoning must reach the model."""
+    other = Message("assistant", (Reasoning("I know better."), *THOUGHT.parts[1:]))
+    keys = history_keys((ASKED, THOUGHT, RESULT, ANSWERED))
+    known = tips(
+        Kept.of(row("one", ASKED, reply=THOUGHT, history_key=keys[1], tools_key=tools_key(TOOLS))),
+        Kept.of(row("two", RESULT, reply=ANSWERED, parent="one", history_key=keys[3], tools_key=tools_key(TOOLS))),
+    )
+    bare = Message("assistant", THOUGHT.parts[1:])
+    assert told(known.find("s", request(ASKED, bare, RESULT, ANSWERED, MORE), []))[0] == "two"
+    assert known.find("s", request(ASKED, other, RESULT, ANSWERED, MORE), [("two", 0)]) == "edited_history"
