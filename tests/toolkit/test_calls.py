@@ -40,6 +40,16 @@ def test_buffers_are_int32_and_float32(book):
     assert (call.prompt_suffix.tolist(), call.output_ids.tolist()) == ([1, 2], [3])
 
 
+def test_what_was_recorded_of_the_edge_is_kept_as_it_is(book):
+    """Evidence, drift and the window of a root are text for those who count and show them."""
+    book.call("a", [1], [2], root_window='{"class": "edited"}')
+    book.call("b", [1, 2, 3], [4], parent="a", parent_evidence="pointer", rerender_shared=1, drift='{"class": "other"}')
+    assert [(c.evidence, c.rerender_shared, c.drift, c.root_window) for c in book.calls()] == [
+        (None, None, None, '{"class": "edited"}'),
+        ("pointer", 1, '{"class": "other"}', None),
+    ]
+
+
 def test_a_refused_call_without_tokens_is_a_call(book):
     """Null columns become empty buffers and named unknowns."""
     nothing = dict.fromkeys(("session_id", "kind", "prompt_len", "prompt_suffix", "prompt_hash", "output_ids"))

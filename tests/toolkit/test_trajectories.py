@@ -1,12 +1,10 @@
-"""Paths, masks and owners, by hand-written values and by properties."""
+"""Paths, masks and owners, by hand-written values; by properties in test_properties.py."""
 
 import time
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from polar_toolkit import trajectories
 from polar_toolkit.tree import grow
@@ -160,70 +158,6 @@ def test_a_chain_of_5000_turns_is_one_trajectory_within_seconds(book):
     took = time.monotonic() - started
     assert (len(path.input_ids), int(path.loss_mask.sum())) == (150_000, 50_000)
     assert took < 5, f"{took:.1f} s"
-
-
-@st.composite
-def sessions(draw):
-    """Random forests: (parent or None, tokens kept of the parent's path, new context, output, stored, columns)."""
-    small = st.integers(0, 3)
-    count = draw(st.integers(1, 12))
-    return [
-        (
-            draw(st.none() | st.integers(0, max(0, i - 1))) if i else None,
-            draw(st.integers(0, 3)),
-            draw(st.lists(small, min_size=1, max_size=3)),
-            draw(st.lists(small, max_size=4)),
-            draw(st.booleans()),
-            draw(
-                st.sampled_from([{}, {}, {}, {"status": "aborted"}, {"kind": "auxiliary"}, {"client_delivered": False}])
-            ),
-        )
-        for i in range(count)
-    ]
-
-
-def written(book, drawn):
-    """Write a drawn session into a book; returns full prompts by call."""
-    prompts = {}
-    for i, (parent, cut, context, output, stored, columns) in enumerate(drawn):
-        tip = [] if parent is None else book.tips[f"c{parent}", 0].tolist()
-        prompts[f"c{i}"] = tip[: len(tip) - cut if cut < len(tip) else 0] + context
-        book.call(f"c{i}", prompts[f"c{i}"], output, parent=f"c{parent}" if stored and parent is not None else None,
-                  logprob=-1 - i, **columns)  # fmt: skip
-    return prompts
-
-
-# `new_book` makes a fresh book each time it is called, so that sharing the fixture between examples is harmless.
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(drawn=sessions())
-def test_every_trainable_sampled_token_stands_once_behind_its_own_prompt(new_book, drawn):
-    """Each (call, position) that is trainable is on exactly one mask, and what is before it is what was sent."""
-    book = new_book()
-    prompts = written(book, drawn)
-    forest = grow(book.calls())
-    places = []
-    for path in trajectories.build(forest):
-        for at in np.flatnonzero(path.loss_mask):
-            call = f"c{round(-1 - float(path.logprobs[at]))}"
-            offset = int(at) - len(prompts[call])
-            before = book.tips[call, 0][: len(prompts[call]) + offset + 1].tolist()
-            assert path.input_ids[: at + 1].tolist() == before
-            places.append((call, offset))
-    trainable = {(n.call.call_id, k) for n in forest.nodes if n.trained for k in range(len(n.call.output_ids))}
-    assert len(places) == len(set(places))
-    assert set(places) == trainable
-    assert not any((node.reason or "").startswith("quarantined") for node in forest.nodes)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(drawn=sessions(), data=st.data())
-def test_shuffling_rows_changes_nothing(new_book, drawn, data):
-    """The trajectories of a permuted table are the same."""
-    book = new_book()
-    written(book, drawn)
-    order = data.draw(st.permutations(range(len(drawn))))
-    one, two = (trajectories.to_table(build(book, rows), {}) for rows in (None, order))
-    assert one.equals(two)
 
 
 def test_tokens_that_have_no_place_are_an_error(book):

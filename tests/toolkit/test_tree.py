@@ -1,9 +1,12 @@
 """Edges, retries and reasons, by small forests whose values are written out."""
 
 import itertools
+import time
 
+import numpy as np
 import pytest
 
+from polar_toolkit import trajectories
 from polar_toolkit.tree import Policy, grow
 
 
@@ -171,3 +174,54 @@ def test_interleaved_subagents_are_trees_of_their_own(book):
     assert sum(node.parent < 0 for node in forest.nodes) == 4
     assert sum(node.edge == "exact" for node in forest.nodes) == 96
     assert all(node.call.call_id[0] == forest.nodes[node.parent].call.call_id[0] for node in forest.nodes[4:])
+
+
+def test_evidence_is_the_recorded_one_or_tokens(book):
+    """pointer and history as stored; what no row says is shown by tokens; a root has none."""
+    book.call("a", [1, 2], [3])
+    book.call("b", [1, 2, 3, 4], [5], parent="a", parent_evidence="pointer")
+    book.call("c", [1, 2, 3, 4, 5, 6], [7], parent="b", parent_evidence="history")
+    stored_as_root(book, "d", [1, 2, 3, 4, 5, 6, 7, 8], [9])
+    assert [node.evidence for node in grow(book.calls()).nodes] == [None, "pointer", "history", "tokens"]
+
+
+def test_undelivered_answers_can_be_left_out(book):
+    """They stay context for what goes on from them."""
+    book.call("a", [1, 2], [3], client_delivered=False)
+    book.call("b", [1, 2, 3, 4], [5], parent="a")
+    assert reasons(grow(book.calls(), Policy(delivered_only=True))) == {"a": "undelivered", "b": None}
+
+
+def test_calls_of_old_weights_can_be_left_out(book):
+    """By their oldest span: one version before the last is allowed here, of four."""
+    spans = {"a": ["v1", "v4"], "b": ["v3", "v4"], "c": ["v4"], "d": ["v2"], "e": ["lost"]}
+    for name, versions in spans.items():
+        named = [{"start": i, "end": i + 1, "version": version} for i, version in enumerate(versions)]
+        book.call(name, [1], [2] * len(versions), versions=named, thread_id=name)
+    policy = Policy(max_lag=1, versions=("v1", "v2", "v3", "v4"))
+    assert reasons(grow(book.calls(), policy)) == {"a": "stale", "b": None, "c": None, "d": "stale", "e": "stale"}
+
+
+def test_a_session_of_10000_turns_takes_seconds(book):
+    """Neither recursion nor quadratic time."""
+    book.chain(10_000)
+    rows = book.calls()
+    started = time.process_time()
+    forest = grow(rows)
+    took = time.process_time() - started
+    assert [node.parent for node in forest.nodes] == list(range(-1, 9_999))
+    assert took < 5, f"{took:.1f} s"
+
+
+def test_a_hundred_turns_of_full_prompts_are_compared_at_memory_speed(book):
+    """4.5 million tokens without parents or hashes: one chain, in far less than a second."""
+    prompt = np.arange(8000)
+    for turn in range(100):
+        stored_as_root(book, f"c{turn}", prompt, np.full(250, turn), prompt_hash=None)
+        prompt = np.concatenate([prompt, np.full(250, turn), np.full(500, 1000 + turn)])
+    rows = book.calls()
+    started = time.process_time()
+    (path,) = trajectories.build(grow(rows))
+    took = time.process_time() - started
+    assert (len(path.input_ids), int(path.loss_mask.sum())) == (len(prompt) - 500, 25_000)
+    assert took < 0.2, f"{took * 1e3:.0f} ms"

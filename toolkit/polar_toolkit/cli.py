@@ -20,19 +20,45 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from polar_toolkit import batches, calls, doctor, environment, inspection, merge, rescore, rewards, stats
+from polar_toolkit import (
+    advantages,
+    batches,
+    calls,
+    doctor,
+    environment,
+    importing,
+    inspection,
+    merge,
+    rescore,
+    rewards,
+    stats,
+)
+from polar_toolkit import export as exports
 from polar_toolkit.errors import Refusal
+from polar_toolkit.ledger import Report
+from polar_toolkit.locations import location
 from polar_toolkit.tree import TRAINED_KINDS, Policy
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="From recorded calls to trajectories and batches.")
 
 Root = Annotated[Path, typer.Argument(help="A run folder, or a folder of run folders.")]
+RootURL = Annotated[
+    Path, typer.Argument(parser=location, metavar="ROOT", help="A run folder, or a folder of them; a path or a URL.")
+]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
-Out = Annotated[Path | None, typer.Option(help="The merged folder; ROOT/merged unless given.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(parser=location, metavar="PATH", help="The merged folder, or its URL; ROOT/merged unless given."),
+]
 Kinds = Annotated[str, typer.Option(help="Kinds of calls to train, separated by commas.")]
 MinTrained = Annotated[float, typer.Option(help="Exit with 3 when a smaller share of sampled tokens is trained.")]
 MaxTokens = Annotated[int, typer.Option(min=2, help="Longest packed row, in tokens.")]
 Weighting = Annotated[batches.Weighting, typer.Option(help="What weighs the same in the loss.")]
+DeliveredOnly = Annotated[bool, typer.Option("--delivered-only", help="Train no call whose answer was cut off.")]
+MaxLag = Annotated[int | None, typer.Option(min=0, help="Train no call from more weight versions ago than this.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes; as many as there are CPUs unless given.")]
+Advantage = Annotated[advantages.Advantage, typer.Option(help="How rewards of a group become advantages.")]
+Groups = Annotated[int | None, typer.Option(min=1, help="Groups of a batch; one batch of all unless given.")]
 DropFlat = Annotated[bool, typer.Option("--drop-zero-variance", help="Leave out groups of equal rewards.")]
 DEFAULT_KINDS = ",".join(TRAINED_KINDS)
 
@@ -75,20 +101,42 @@ def env_command(
         typer.echo((environment.as_shell if format is Format.shell else environment.as_env_file)(names), nl=False)
 
 
+@app.command("import")
+@refusing
+def import_command(
+    files: Annotated[list[Path], typer.Argument(help="JSONL or Parquet files, one record a call.")],
+    out: Annotated[Path, typer.Option(help="The run folder to write; it must not exist.")],
+    max_bad: Annotated[float, typer.Option(help="Exit with 3 when a larger share of the records is bad.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Of records that name none.")] = 1.0,
+) -> None:
+    """Make a run folder of others' records: prompt ids, output ids, logprobs; merge then finds what continues what."""
+    summary = importing.import_records(files, out, temperature=temperature)
+    for line in importing.lines(summary, out):
+        typer.echo(line)
+    if summary.bad_share > max_bad:
+        typer.echo(f"polar-toolkit: {summary.bad_share:.1%} of records are bad, above {max_bad:.1%}", err=True)
+        raise typer.Exit(3)
+
+
 @app.command("merge")
 @refusing
 def merge_command(
-    root: Root,
+    root: RootURL,
     out: Out = None,
     min_trained: MinTrained = 0.0,
     kinds: Kinds = DEFAULT_KINDS,
+    delivered_only: DeliveredOnly = False,
+    max_lag: MaxLag = None,
     max_tokens: MaxTokens = 8192,
     weighting: Weighting = "token",
     drop_zero_variance: DropFlat = False,
+    advantage: Advantage = "grpo",
+    groups: Groups = None,
+    workers: Workers = None,
 ) -> None:
-    """Make trajectories of all recorded calls, and a GRPO batch of those with rewards."""
-    packing = batches.Options(max_tokens, weighting, drop_zero_variance)
-    options = merge.Options(_policy(kinds), packing)
+    """Make trajectories of all recorded calls, and batches of those with rewards."""
+    packing = batches.Options(max_tokens, weighting, drop_zero_variance, advantage, groups)
+    options = merge.Options(_policy(kinds, delivered_only, max_lag), packing, workers)
     folder = out or root / "merged"
     with _progress() as progress:
         report = merge.merge(root, folder, options, progress)
@@ -100,15 +148,17 @@ def merge_command(
 @app.command("batch")
 @refusing
 def batch_command(
-    root: Root,
+    root: RootURL,
     out: Out = None,
     max_tokens: MaxTokens = 8192,
     weighting: Weighting = "token",
     drop_zero_variance: DropFlat = False,
+    advantage: Advantage = "grpo",
+    groups: Groups = None,
 ) -> None:
-    """Make the batch again, from merged trajectories and the rewards of now."""
+    """Make the batches again, from merged trajectories and the rewards of now."""
     folder = out or root / "merged"
-    report = merge.rebatch(root, folder, batches.Options(max_tokens, weighting, drop_zero_variance))
+    report = merge.rebatch(root, folder, batches.Options(max_tokens, weighting, drop_zero_variance, advantage, groups))
     _show(report)
     _say_written(root, folder, report)
 
@@ -138,14 +188,18 @@ def reward_command(
 @app.command("stats")
 @refusing
 def stats_command(
-    root: Root,
+    root: RootURL,
     kinds: Kinds = DEFAULT_KINDS,
+    delivered_only: DeliveredOnly = False,
+    max_lag: MaxLag = None,
     min_trained: MinTrained = 0.0,
+    workers: Workers = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Account for every sampled token, without writing anything."""
     with _progress() as progress:
-        report = merge.account(root, _policy(kinds), progress)
+        options = merge.Options(_policy(kinds, delivered_only, max_lag), workers=workers)
+        _, report = merge.account(root, options, progress)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     else:
@@ -160,14 +214,14 @@ def inspect_command(
     name: Annotated[str | None, typer.Argument(help="A session, or the beginning of a call id.")] = None,
 ) -> None:
     """List sessions, show the tree of one, or one call token by token."""
-    runs = calls.find_runs(root)
-    console = Console()
     if name is None:
-        console.print(inspection.session_table(inspection.forests_of(runs)))
+        with _progress() as progress:
+            ledger, _ = merge.account(root, merge.Options(), progress)
+        Console().print(stats.session_table(ledger.sessions()))
         return
-    found = inspection.find(runs, name)
+    found = inspection.find(calls.find_runs(root), name)
     decode = inspection.load_decoder(found.run) if found.node else None
-    console.print(inspection.call_view(found, decode))
+    Console().print(inspection.call_view(found, decode))
 
 
 @app.command("rescore")
@@ -192,6 +246,40 @@ def rescore_command(
         raise typer.Exit(3)
 
 
+@app.command("export", help=f"Write what other trainers read. Formats: {exports.described()}")
+@refusing
+def export_command(
+    root: RootURL,
+    format: Annotated[str, typer.Option(help="The name of a format.")],
+    out: Annotated[Path, typer.Option(parser=location, metavar="PATH", help="The folder to write, or its URL.")],
+    merged: Out = None,
+    min_reward: Annotated[float | None, typer.Option(help="For sft: leave out sessions of a smaller reward.")] = None,
+) -> None:
+    """Write what other trainers read."""
+    tally = exports.export(root, format, out, merged=merged or root / "merged", min_reward=min_reward)
+    typer.echo(f"{out}: {tally}")
+
+
+@app.command("verify")
+@refusing
+def verify_command(
+    model: Annotated[Path, typer.Argument(help="A model or tokenizer folder.")],
+    family: Annotated[str | None, typer.Option(help="Refuse unless this typed renderer speaks the template.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Take a model's chat template through scripted conversations: where it only appends, and what the bridge adds."""
+    from polar_toolkit import verify  # transformers takes a second to import: only where a template is loaded
+
+    report = verify.verify(model, family)
+    if as_json:
+        typer.echo(json.dumps(report.as_json(), indent=2))
+    else:
+        Console().print(verify.table(report))
+        typer.echo(verify.summary(report))
+    if not report.faithful:
+        raise typer.Exit(1)
+
+
 @app.command("doctor")
 @refusing
 def doctor_command(run: Run) -> None:
@@ -204,8 +292,8 @@ def doctor_command(run: Run) -> None:
         raise typer.Exit(1)
 
 
-def _policy(kinds: str) -> Policy:
-    return Policy(tuple(kind.strip() for kind in kinds.split(",") if kind.strip()))
+def _policy(kinds: str, delivered_only: bool, max_lag: int | None) -> Policy:
+    return Policy(tuple(kind.strip() for kind in kinds.split(",") if kind.strip()), delivered_only, max_lag)
 
 
 @contextmanager
@@ -223,14 +311,14 @@ def _progress() -> Generator[merge.Progress]:
         yield progress
 
 
-def _show(report: stats.Report) -> None:
+def _show(report: Report) -> None:
     console = Console()
     for table in stats.tables(report):
         console.print(table)
     typer.echo(stats.rerender_line(report))
 
 
-def _say_written(root: Path, folder: Path, report: stats.Report) -> None:
+def _say_written(root: Path, folder: Path, report: Report) -> None:
     typer.echo(f"trajectories: {folder / 'trajectories'}")
     if report["batch"] is None:
         run = calls.find_runs(root)[0]
@@ -242,7 +330,7 @@ def _say_written(root: Path, folder: Path, report: stats.Report) -> None:
     typer.echo(f"report: {folder / 'report.json'}")
 
 
-def _require(report: stats.Report, min_trained: float) -> None:
+def _require(report: Report, min_trained: float) -> None:
     share = report["tokens"]["share"]
     if share < min_trained:
         typer.echo(f"polar-toolkit: {share:.1%} of sampled tokens are trained, below {min_trained:.1%}", err=True)

@@ -35,8 +35,12 @@ def append(run: Path, rewards: Mapping[str, float]) -> None:
         if not math.isfinite(reward):
             raise Refusal(f"reward of session {session!r} is {reward!r}; give a finite number")
     _refuse_unknown(run, rewards)
-    text = "".join(json.dumps({"session_id": s, "reward": r}) + "\n" for s, r in rewards.items())
-    _append_durably(run / FILE, text)
+    _append_durably(run / FILE, as_lines(rewards))
+
+
+def as_lines(rewards: Mapping[str, float]) -> str:
+    """Rewards by session as the text of a rewards file."""
+    return "".join(json.dumps({"session_id": s, "reward": r}) + "\n" for s, r in rewards.items())
 
 
 def from_file(path: Path) -> dict[str, float]:
