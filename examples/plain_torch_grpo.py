@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
+import pyarrow.dataset as ds
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -13,7 +13,7 @@ batches, model_folder, out = (Path(argument) for argument in sys.argv[1:])
 model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
 loss_sum = 0.0
-for row in pq.read_table(batches, columns=[*COLUMNS, "lengths"]).to_batches(max_chunksize=1):
+for row in ds.dataset(batches).to_batches(columns=[*COLUMNS, "lengths"], batch_size=1):  # reads as it goes
     cells = {name: torch.tensor(row[name][0].values.to_numpy()) for name in row.schema.names}
     lengths = cells["lengths"].tolist()  # a row packs whole trajectories, one after the other
     for ids, mask, old, advantage, temperature, weight in zip(

@@ -15,11 +15,11 @@ This package does not decide what a row says, knows no protocol, and keeps no in
 
 from polar_mitm.journal.bodies import Outline, grow, outline, shrink
 from polar_mitm.journal.frames import UnreadableRun
-from polar_mitm.journal.reading import read_calls, sealed_sessions
+from polar_mitm.journal.reading import read_calls, read_row_groups, row_groups, sealed_sessions, settle
 from polar_mitm.journal.sealing import recover
 from polar_mitm.journal.writer import FileSink, Journal, Sink
 
 __all__ = [
-    "FileSink", "Journal", "Outline", "Sink", "UnreadableRun", "grow", "outline", "read_calls", "recover",
-    "sealed_sessions", "shrink",
+    "FileSink", "Journal", "Outline", "Sink", "UnreadableRun", "grow", "outline", "read_calls",
+    "read_row_groups", "recover", "row_groups", "sealed_sessions", "settle", "shrink",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from polar_toolkit import calls, inspection
+from polar_toolkit import inspection
 from polar_toolkit.errors import Refusal
 
 
@@ -34,11 +34,6 @@ def tokenizer_folder(folder):
     Tokenizer(WordLevel(words, unk_token="zero")).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     return folder
-
-
-def test_sessions_are_listed(run):
-    """One line a session with its counts."""
-    assert "s " in printed(inspection.session_table(inspection.forests_of(calls.find_runs(run))))
 
 
 def test_a_session_is_shown_as_a_tree_with_reasons(run):
@@ -104,3 +99,14 @@ def test_a_chain_of_3000_turns_is_shown_without_recursion(book, tmp_path):
     """A chain without branches stays on one level."""
     book.chain(3000)
     assert "c2999.0" in printed(inspection.call_view(inspection.find([book.write(tmp_path / "r")], "s"), None))
+
+
+def test_a_call_is_shown_with_what_its_edge_is_shown_by_and_where_a_render_leaves_it(tmp_path, book):
+    """The windows of root_window and drift stand beside it."""
+    book.call("a", [1, 2], [3])
+    drift = '{"class": "arguments", "at": 2, "sampled": "{ }", "rendered": "{}"}'
+    book.call("b", [1, 2, 3, 4], [0], parent="a", parent_evidence="pointer", drift=drift)
+    text = printed(inspection.call_view(inspection.find([book.write(tmp_path / "r")], "b"), None))
+    assert "exact, shown by pointer" in text
+    assert "re-render: class" in text
+    assert "arguments" in text

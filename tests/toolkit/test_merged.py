@@ -53,8 +53,11 @@ def test_a_folder_without_trajectories_is_refused_with_the_remedy(tmp_path):
 @pytest.mark.parametrize("damage", ["truncated", "foreign"])
 def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
     """The error names the file."""
-    with merged.replacing(tmp_path / "merged") as fresh:
-        merged.write_trajectories(fresh).close()
+    with (
+        merged.replacing(tmp_path / "merged") as fresh,
+        merged.Rows(merged.trajectory_part(fresh, 0)) as part,
+    ):
+        part.write(trajectories.to_table([], {}))
     part = tmp_path / "merged" / "trajectories" / "part-00000.parquet"
     if damage == "truncated":
         part.write_bytes(part.read_bytes()[:-8])

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polar_train.data import read_batches
+from polar_train.data import read_batches, stream
 from polar_train.errors import BadInput
 
 
@@ -128,3 +128,40 @@ def test_a_batch_without_rows_is_refused(tmp_path, as_batch):
     pq.write_table(as_batch(), tmp_path / "empty.parquet")
     with pytest.raises(BadInput, match="holds no rows"):
         read_batches(tmp_path)
+
+
+def stated(table: pa.Table, weight_sum: float) -> pa.Table:
+    """A table as a file of one batch, which says what its weights add up to."""
+    return table.replace_schema_metadata({"loss_weight_sum": repr(weight_sum)})
+
+
+def test_the_weights_of_a_batch_may_add_up_to_what_its_file_states(tmp_path, as_batch, draw):
+    """Constant weighting does not add up to 1; half of such a batch is refused all the same."""
+    table = as_batch(*[[one] for one in draw(30, 30)])
+    pq.write_table(stated(table.slice(0, 1), 0.5), tmp_path / "whole.parquet")
+    assert len(read_batches(tmp_path / "whole.parquet")) == 1
+    pq.write_table(stated(table.slice(0, 1), 1.0), tmp_path / "half.parquet")
+    with pytest.raises(BadInput, match="pass the whole batch"):
+        read_batches(tmp_path / "half.parquet")
+
+
+def test_a_folder_of_several_batches_is_refused(tmp_path, as_batch, draw):
+    """Each is a step of its own; the sentence names one."""
+    for name in ("a", "b"):
+        pq.write_table(stated(as_batch(draw(30)), 1.0), tmp_path / f"{name}.parquet")
+    with pytest.raises(BadInput, match=r"holds 2 batches, one a file: give one of them, 'a.parquet'"):
+        read_batches(tmp_path)
+
+
+def test_rows_come_one_after_the_other(tmp_path, as_batch, draw):
+    """Of a file with a row group for each row, the first is there before the second is read."""
+    pq.write_table(as_batch(*[[one] for one in draw(30, 30)]), tmp_path / "whole.parquet", row_group_size=1)
+    path = tmp_path / "whole.parquet"
+    data = bytearray(path.read_bytes())
+    at = pq.read_metadata(path).row_group(1).column(1).data_page_offset
+    data[at : at + 40] = bytes(40)
+    path.write_bytes(data)
+    rows = stream(path)
+    assert len(next(rows).input_ids_T) == 30
+    with pytest.raises(BadInput, match="not a readable Parquet file"):
+        next(rows)

@@ -7,7 +7,7 @@ of the rows. This module does not rebuild prompts (prompts.py) and judges nothin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from polar_mitm import journal
+from polar_mitm.rows import SCHEMA
 from polar_toolkit.errors import Refusal, UnreadableFile
 
 Int32s = npt.NDArray[np.int32]
@@ -32,6 +33,8 @@ _SCALARS = (
     "parent_evidence", "kept_len",
 )  # fmt: skip
 _BUFFERS = ("prompt_suffix", "output_ids", "logprobs")
+COLUMNS = (*_SCALARS, *_BUFFERS)
+"""The columns of the calls table that a Call is made of."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,20 +127,23 @@ def run_info(run: Path) -> dict[str, Any]:  # Any: JSON values
 
 def read(run: Path) -> list[Call]:
     """All calls of a run, sealed and live, in order. Raises UnreadableFile that names the file."""
-    return from_table(table(run))
+    return from_table(table(run, COLUMNS))
 
 
-def table(run: Path) -> pa.Table:
-    """The calls table of a run, schema polar_mitm.rows.SCHEMA. Raises UnreadableFile that names the file."""
+def table(run: Path, columns: Sequence[str] = SCHEMA.names, session_id: str | None = None) -> pa.Table:
+    """The calls table of a run or of one session, as polar_mitm.rows.SCHEMA; others than `columns` may be null.
+
+    Raises UnreadableFile that names the file.
+    """
     try:
-        return journal.read_calls(run)
+        return journal.read_calls(run, session_id, columns)
     except journal.UnreadableRun as error:
         raise UnreadableFile(str(error)) from error
 
 
 def from_table(rows: pa.Table) -> list[Call]:
     """The calls of a table with the columns of polar_mitm.rows.SCHEMA, in order. Token buffers are one copy of it."""
-    whole = rows.select([*_SCALARS, *_BUFFERS]).combine_chunks()  # live journals come as one chunk a call
+    whole = rows.select(COLUMNS).combine_chunks()  # live journals come as one chunk a call
     calls = [call for batch in whole.to_batches() for call in _from_batch(batch)]
     return sorted(calls, key=lambda call: call.order)
 

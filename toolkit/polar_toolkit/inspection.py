@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,23 +36,19 @@ class Found:
     node: Node | None
 
 
-def forests_of(runs: Sequence[Path]) -> list[tuple[Path, Forest]]:
-    """Every session of the runs."""
-    return [(run, grow(session)) for run in runs for session in calls.by_session(calls.read(run)).values()]
-
-
 def find(runs: Sequence[Path], name: str) -> Found:
     """The session of that name, else the call whose id begins with it (`CALL` or `CALL.CHOICE`). Raises Refusal."""
-    forests = forests_of(runs)
-    for run, forest in forests:
-        if forest.session[1] == name:
-            return Found(run, forest, None)
-    hits = [Found(run, forest, node) for run, forest in forests for node in forest.nodes if _named(node.call, name)]
+    places = [place for run in runs for place in _places(run)]
+    for place in places:
+        if place.session_id == name:
+            return Found(place.run, _forest(place), None)
+    hits = [place for place in places if f"{place.call_id}.{place.choice}".startswith(name)] if name else []
     if not hits:
         raise Refusal(f"no session or call {name!r}; polar-toolkit inspect without it lists the sessions")
-    if len({hit.node.call.call_id for hit in hits if hit.node}) > 1:
+    if len({hit.call_id for hit in hits}) > 1:
         raise Refusal(f"{name!r} begins the ids of {len(hits)} calls; give more characters")
-    return hits[0]
+    forest, key = _forest(hits[0]), (hits[0].call_id, hits[0].choice)
+    return Found(hits[0].run, forest, next(node for node in forest.nodes if node.call.key == key))
 
 
 def find_call(run: Path, name: str) -> Found:
@@ -86,18 +83,6 @@ def load_decoder(run: Path) -> Decode | None:
     return lambda ids: str(tokenizer.decode(ids.tolist()))
 
 
-def session_table(forests: Sequence[tuple[Path, Forest]]) -> Table:
-    """One line a session."""
-    table = Table("run", "session", "group", "calls", "sampled", "trainable", "roots")
-    for run, forest in forests:
-        sampled = sum(len(node.call.output_ids) + node.call.after_stop for node in forest.nodes)
-        trainable = sum(len(node.call.output_ids) for node in forest.nodes if node.trained)
-        roots = sum(node.parent < 0 for node in forest.nodes)
-        names = (run.name, forest.session[1], forest.group_id or "")
-        table.add_row(*names, str(len(forest.nodes)), f"{sampled:,}", f"{trainable:,}", str(roots))
-    return table
-
-
 def session_tree(forest: Forest) -> Tree:
     """The calls of a session, each below the one it continues; a chain without branches stays on one level."""
     top = Tree(f"session {forest.session[1]} (group {forest.group_id or 'none'})")
@@ -130,8 +115,26 @@ def text_of(token: int, decode: Decode | None) -> str:
     return repr(decode(np.array([token], np.int32))) if decode else ""
 
 
-def _named(call: Call, name: str) -> bool:
-    return bool(name) and f"{call.call_id}.{call.choice}".startswith(name)
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a row is."""
+
+    run: Path
+    session_id: str
+    call_id: str
+    choice: int
+
+
+def _places(run: Path) -> list[_Place]:
+    """Every row of a run, by its names only."""
+    names = calls.table(run, ["session_id", "call_id", "choice"])
+    columns = (names[name].to_pylist() for name in ("session_id", "call_id", "choice"))
+    return [_Place(run, session_id or "", *key) for session_id, *key in zip(*columns, strict=True)]
+
+
+def _forest(place: _Place) -> Forest:
+    """The session that a row belongs to."""
+    return grow(calls.from_table(calls.table(place.run, calls.COLUMNS, place.session_id)))
 
 
 def _line(node: Node) -> Text:
@@ -149,18 +152,25 @@ def _row_table(node: Node) -> Table:
         "session": call.session_id,
         "thread": call.thread_id,
         "kind, status": f"{call.kind}, {call.status}",
-        "edge": node.edge,
+        "edge": node.edge + (f", shown by {node.evidence}" if node.evidence else ""),
         "parent": call.parent and f"{call.parent[0]}.{call.parent[1]}",
         "prompt": f"{call.prompt_len} tokens, {node.shared} of them the parent's path",
         "output": f"{len(call.output_ids)} tokens" + (f", {call.after_stop} after a stop" if call.after_stop else ""),
         "temperature": call.temperature,
         "weight versions": ", ".join(f"{v} [{start}:{end}]" for start, end, v in call.versions),
         "delivered": call.delivered,
+        **_windows("root", call.root_window),
+        **_windows("re-render", call.drift),
         "not trained because": node.reason,
     }
     for name, value in rows.items():
         table.add_row(name, Text(str(value)))
     return table
+
+
+def _windows(name: str, window: str | None) -> dict[str, str]:
+    """What the columns root_window and drift say, one line for each of their fields."""
+    return {f"{name}: {key}": str(value) for key, value in json.loads(window or "{}").items()}
 
 
 def _token_table(call: Call, decode: Decode | None) -> Table:

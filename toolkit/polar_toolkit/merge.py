@@ -1,20 +1,25 @@
-"""From runs on disk to a merged folder: trajectories always, a batch where rewards exist.
+"""From runs on disk to a merged folder: trajectories always, batches where rewards exist.
 
-Invariant: everything is read and checked before the earlier merged folder is replaced. It holds one run's calls in
-memory at a time; people are told by the caller (cli.py), through `progress` and the report.
+Invariant: everything is read and checked before the earlier merged folder is replaced. In memory are the shards that
+are worked on (shards.py), one a worker; the result does not depend on how many workers there are. People are told by
+the caller (cli.py), through `progress` and the report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from polar_toolkit import batches, calls, merged, rewards, trajectories
+from polar_toolkit import batches, calls, card, merged, packed, rewards, trajectories
 from polar_toolkit.calls import SessionKey
-from polar_toolkit.errors import Refusal
-from polar_toolkit.stats import Ledger, Report, batch_report
-from polar_toolkit.tree import Forest, Policy, grow
+from polar_toolkit.ledger import Ledger, Report, batch_report
+from polar_toolkit.locations import is_of_this_process
+from polar_toolkit.parallel import cpus, in_order
+from polar_toolkit.shards import Shard, plan
+from polar_toolkit.trajectories import Trajectory
+from polar_toolkit.tree import Policy, grow
 
 Progress = Callable[[str, int, int], None]
 """Called with (run name, sessions done, sessions in the run)."""
@@ -22,62 +27,54 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is trained, and how it is packed."""
+    """What is trained, how it is packed, and by how many processes."""
 
     policy: Policy = field(default_factory=Policy)
+    """Its `versions` are found by the merge."""
     batch: batches.Options = field(default_factory=batches.Options)
+    workers: int | None = None
+    """Processes at a time; as many as this one has CPUs unless given."""
 
 
 def merge(root: Path, out: Path, options: Options, progress: Progress) -> Report:
     """Write the merged folder of all runs under `root` to `out`. Raises Refusal with nothing overwritten."""
     runs = calls.find_runs(root)
-    ledger, scores = Ledger(), read_rewards(runs)
+    scores = read_rewards(runs)
     with merged.replacing(out) as fresh:
-        with merged.write_trajectories(fresh) as writer:
-            for forest in forests(runs, options.policy, progress):
-                built = trajectories.build(forest)
-                ledger.add(forest, built)
-                if built:
-                    writer.write_table(trajectories.to_table(built, scores))
-        return _finish(fresh, ledger.report(runs), scores, options.batch)
+        ledger = _merge_shards(runs, options, progress, _Output(fresh, scores))
+        merged.write_sessions(fresh, ledger.sessions())
+        report = ledger.report(runs)
+        policy = options.policy
+        report["options"] = {
+            "kinds": [*policy.kinds],
+            "delivered_only": policy.delivered_only,
+            "max_lag": policy.max_lag,
+        }
+        return _finish(fresh, report, scores, options.batch)
 
 
 def rebatch(root: Path, out: Path, options: batches.Options) -> Report:
-    """Make the batch again from the trajectories in `out` and the rewards that the runs have now."""
+    """Make the batches again from the trajectories in `out` and the rewards that the runs have now."""
     runs = calls.find_runs(root)
-    table, report, scores = merged.read_trajectories(out), merged.read_report(out), read_rewards(runs)
+    pieces, report, scores = merged.trajectory_pieces(out), merged.read_report(out), read_rewards(runs)
+    sessions = merged.read_sessions(out)
     with merged.replacing(out) as fresh:
-        with merged.write_trajectories(fresh) as writer:
-            writer.write_table(trajectories.with_rewards(table, scores))
+        merged.write_sessions(fresh, sessions)
+        for number, path in enumerate(dict.fromkeys(piece.path for piece in pieces)):
+            with merged.Rows(merged.trajectory_part(fresh, number)) as part:
+                for piece in (piece for piece in pieces if piece.path == path):
+                    part.write(trajectories.with_rewards(piece.read(trajectories.SCHEMA.names), scores))
         return _finish(fresh, report, scores, options)
 
 
-def account(root: Path, policy: Policy, progress: Progress) -> Report:
-    """The report of a merge, without writing anything."""
+def account(root: Path, options: Options, progress: Progress) -> tuple[Ledger, Report]:
+    """The ledger and the report of a merge, without its files."""
     runs = calls.find_runs(root)
-    ledger = Ledger()
-    for forest in forests(runs, policy, progress):
-        ledger.add(forest, trajectories.build(forest))
-    return ledger.report(runs)
+    ledger = _merge_shards(runs, options, progress, None)
+    return ledger, ledger.report(runs)
 
 
-def forests(runs: list[Path], policy: Policy, progress: Progress) -> Iterator[Forest]:
-    """The forest of every session of every run. Raises Refusal when there is none, or for two runs of one id."""
-    seen: dict[str, Path] = {}
-    for run in runs:
-        sessions = calls.by_session(calls.read(run))
-        for run_id in {key[0] for key in sessions}:
-            if seen.setdefault(run_id, run) != run:
-                raise Refusal(f"{run} and {seen[run_id]} are one run ({run_id!r}): one is a copy; move it away")
-        progress(run.name, 0, len(sessions))
-        for done, session in enumerate(sessions.values(), start=1):
-            yield grow(session, policy)
-            progress(run.name, done, len(sessions))
-    if not seen:
-        raise Refusal(f"{runs[0]} has no calls yet; run a harness through its interceptor, then merge again")
-
-
-def read_rewards(runs: list[Path]) -> dict[SessionKey, float]:
+def read_rewards(runs: Sequence[Path]) -> dict[SessionKey, float]:
     """The reward of every scored session of the runs."""
     scores: dict[SessionKey, float] = {}
     for run in runs:
@@ -89,14 +86,106 @@ def read_rewards(runs: list[Path]) -> dict[SessionKey, float]:
 
 def _run_id(run: Path) -> str:
     """The id in run.json, else the one that the calls carry."""
-    return calls.run_info(run).get("run_id") or next((call.run_id for call in calls.read(run)), "")
+    named = calls.run_info(run).get("run_id")
+    return named or next((run_id for run_id in calls.table(run, ["run_id"])["run_id"].to_pylist() if run_id), "")
 
 
-def _finish(fresh: Path, report: Report, scores: dict[SessionKey, float], options: batches.Options) -> Report:
-    """Add the batch and the report to a folder that has its trajectories."""
-    batch = batches.build(merged.read_trajectories(fresh), options)
-    report["batch"] = batch_report(batch, scores) if scores else None
-    if len(batch.table):
-        merged.write_batches(fresh, batch.table)
+@dataclass(frozen=True, slots=True)
+class _Output:
+    folder: Path
+    scores: Mapping[SessionKey, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A shard and what is to be done with it, as it travels to a worker."""
+
+    shard: Shard
+    policy: Policy
+    part: Path | None
+    """Where its trajectories go; None to account for them only."""
+    scores: Mapping[SessionKey, float]
+
+
+def _merge_shards(runs: Sequence[Path], options: Options, progress: Progress, output: _Output | None) -> Ledger:
+    ledger = Ledger()
+    with tempfile.TemporaryDirectory(prefix="polar-merge-") as scratch:
+        cut = plan(runs, Path(scratch))
+        policy = replace(options.policy, versions=cut.versions)
+        jobs = [_job(number, shard, policy, output) for number, shard in enumerate(cut.shards)]
+        done: dict[str, int] = {}
+        for shard, part in zip(cut.shards, in_order(_merge_shard, jobs, _workers(runs, options, output)), strict=True):
+            total = cut.sessions_of(shard.run)
+            if shard.run not in done:
+                progress(shard.run, 0, total)
+            done[shard.run] = done.get(shard.run, 0) + len(shard.sessions)
+            ledger.absorb(part)
+            progress(shard.run, done[shard.run], total)
+    return ledger
+
+
+def _workers(runs: Sequence[Path], options: Options, output: _Output | None) -> int:
+    places = [*runs, *([output.folder] if output else [])]
+    return 1 if any(map(is_of_this_process, places)) else options.workers or cpus()
+
+
+def _job(number: int, shard: Shard, policy: Policy, output: _Output | None) -> _Job:
+    if output is None:
+        return _Job(shard, policy, None, {})
+    scores = {session: output.scores[session] for session in shard.sessions if session in output.scores}
+    return _Job(shard, policy, merged.trajectory_part(output.folder, number), scores)
+
+
+def _merge_shard(job: _Job) -> Ledger:
+    """Merge the sessions of a shard and write its part; the ledger of them."""
+    ledger = Ledger()
+    groups = _groups(job, ledger)
+    if job.part is None:
+        for _ in groups:
+            pass  # the ledger is all that is asked for
+        return ledger
+    with merged.Rows(job.part) as part:
+        for group in groups:
+            part.write(trajectories.to_table(group, job.scores))
+    return ledger
+
+
+def _groups(job: _Job, ledger: Ledger) -> Iterator[list[Trajectory]]:
+    """The trajectories of a shard, as many as one row group takes at a time; each session enters the ledger."""
+    group: list[Trajectory] = []
+    for session in job.shard.read().values():
+        forest = grow(session, job.policy)
+        built = trajectories.build(forest)
+        ledger.add(forest, built)
+        group += built
+        if sum(len(one.input_ids) for one in group) >= merged.GROUP_TOKENS:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _finish(fresh: Path, report: Report, scores: Mapping[SessionKey, float], options: batches.Options) -> Report:
+    """Add the batches, the report and the card to a folder that has its trajectories."""
+    report["batch"] = _batches(fresh, scores, options) if scores else None
     merged.write_report(fresh, report)
+    merged.write_card(fresh, card.text(report))
     return report
+
+
+def _batches(fresh: Path, scores: Mapping[SessionKey, float], options: batches.Options) -> Report:
+    seen = batches.survey(merged.trajectory_pieces(fresh), options.max_tokens)
+    planned = batches.plan(seen, options)
+    written = [_write_batch(fresh, number, seen, batch, options) for number, batch in enumerate(planned.batches)]
+    return batch_report(planned, written, scores) | {"options": asdict(options)}
+
+
+def _write_batch(
+    fresh: Path, number: int, seen: batches.Survey, batch: batches.Batch, options: batches.Options
+) -> packed.Written:
+    path, rows = merged.batch_file(fresh, number), 0
+    with merged.Rows(path, {packed.WEIGHT_SUM: repr(batch.weight_sum)}) as file:
+        for table in packed.tables(seen, batch, options.max_tokens):
+            file.write(table)
+            rows += len(table)
+    return packed.Written(path.relative_to(fresh).as_posix(), rows, int(seen.length_N[batch.members].sum()))

@@ -28,7 +28,7 @@ SCHEMA = pa.schema(
         pa.field("input_ids", pa.list_(pa.int32())),
         pa.field("loss_mask", pa.list_(pa.uint8())),
         pa.field("logprobs", pa.list_(pa.float32())),
-        pa.field("versions", pa.list_(pa.string())),
+        pa.field("versions", pa.list_(pa.dictionary(pa.int32(), pa.string()))),  # plain strings in files (merged.py)
         pa.field("temperature", pa.list_(pa.float32())),
         pa.field("call_ids", pa.list_(pa.string())),
         pa.field("edges", pa.list_(pa.string())),
@@ -118,7 +118,7 @@ def _version_column(trajectories: Sequence[Trajectory]) -> pa.ListArray:
     names = sorted({name for t in trajectories for name in t.version_names})
     codes = [np.array([names.index(name) for name in t.version_names], np.int32)[t.versions] for t in trajectories]
     flat = np.concatenate(codes) if codes else np.empty(0, np.int32)
-    values = pa.DictionaryArray.from_arrays(pa.array(flat), pa.array(names, pa.string())).cast(pa.string())
+    values = pa.DictionaryArray.from_arrays(pa.array(flat), pa.array(names, pa.string()))
     return pa.ListArray.from_arrays(_offsets(codes), values)
 
 

@@ -1,13 +1,14 @@
 """Batch Parquet to rows of numpy buffers: the one door through which training data enters.
 
 Invariant: a `Row` that left this module obeys the whole contract of its columns (types, lengths, positions, mask,
-finite numbers), and the loss weights of all rows add up to 1. Token ids are never Python lists. It does not know the
-model: whether ids fit a vocabulary is asked by the step.
+finite numbers), and the loss weights of all rows add up to what the batch says, 1 unless it says otherwise. Token ids
+are never Python lists. It does not know the model: whether ids fit a vocabulary is asked by the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,10 @@ TRAJECTORY_COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
 """Columns with one entry a packed trajectory."""
 
 WEIGHT_TOLERANCE = 1e-3
-"""How far the loss weights of a whole batch may add up from 1 (they are stored as float32)."""
+"""Largest relative error of the sum of a batch's loss weights (they are stored as float32)."""
+
+WEIGHT_SUM = b"loss_weight_sum"
+"""Key in a file's metadata: what the loss weights of the batch in it add up to. Such a file is a whole batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +77,46 @@ class Row:
 
 
 def read_batches(batches: Path) -> list[Row]:
-    """All rows of a Parquet file, or of the `*.parquet` files of a folder, in the order of their names.
+    """All rows of a batch: of a Parquet file, or of the `*.parquet` files of a folder, in the order of their names.
 
     Raises BadInput, naming the file, the column and the row, when they do not follow the batch contract.
     """
-    rows = [row for file in _files(batches) for row in _read_file(file)]
+    rows = list(stream(batches))
     if not rows:
         raise BadInput(f"{str(batches)!r} holds no rows: give rewards to the sessions and run `polar-toolkit batch`")
-    total = sum(float(row.loss_weight_T.sum(dtype=np.float64)) for row in rows)
-    trained = sum(row.trained for row in rows)
-    if trained and abs(total - 1) > WEIGHT_TOLERANCE:
-        raise BadInput(
-            f"loss_weight of {str(batches)!r} adds up to {total:.6f}, not 1: pass the whole batch, not a part"
-        )
     return rows
+
+
+def stream(batches: Path) -> Iterator[Row]:
+    """The rows of `read_batches` one after the other, with one row group of a file in memory at a time.
+
+    Raises BadInput, behind the last row when the loss weights of all do not add up.
+    """
+    files = _files(batches)
+    expected = _weight_sum(batches, files)
+    total, trained = 0.0, 0
+    for file in files:
+        for row in _read_file(file):
+            total, trained = total + float(row.loss_weight_T.sum(dtype=np.float64)), trained + row.trained
+            yield row
+    if trained and abs(total - expected) > WEIGHT_TOLERANCE * expected:
+        raise BadInput(
+            f"loss_weight of {str(batches)!r} adds up to {total:.6g}, not {expected:.6g}: "
+            "pass the whole batch, not a part"
+        )
+
+
+def _weight_sum(batches: Path, files: list[Path]) -> float:
+    """What the loss weights of these files together must add up to."""
+    stated = [value for file in files if (value := _metadata(file).get(WEIGHT_SUM)) is not None]
+    if stated and len(files) > 1:
+        raise BadInput(f"{str(batches)!r} holds {len(files)} batches, one a file: give one of them, {files[0].name!r}")
+    return float(stated[0]) if stated else 1.0
+
+
+def _metadata(file: Path) -> dict[bytes, bytes]:
+    with _opened(file) as parquet:
+        return parquet.metadata.metadata or {}
 
 
 def _files(batches: Path) -> list[Path]:
@@ -102,13 +132,24 @@ def _files(batches: Path) -> list[Path]:
 
 
 def _read_file(file: Path) -> Iterator[Row]:
+    index = 0
+    with _opened(file) as parquet:
+        for group in range(parquet.num_row_groups):
+            table = parquet.read_row_group(group)
+            columns = {name: _column(table, name, kind, file) for name, kind in TOKEN_COLUMNS + TRAJECTORY_COLUMNS}
+            for place in range(table.num_rows):
+                cells = {name: column.cells(place) for name, column in columns.items()}
+                yield _row(cells, f"{str(file)!r} row {index}")
+                index += 1
+
+
+@contextmanager
+def _opened(file: Path) -> Generator[pq.ParquetFile]:
     try:
-        table = pq.read_table(file)
+        with pq.ParquetFile(file) as parquet:
+            yield parquet
     except (pa.ArrowInvalid, OSError) as error:  # truncated, foreign or unreadable: said as one sentence
         raise BadInput(f"{str(file)!r} is not a readable Parquet file: {error}") from error
-    columns = {name: _column(table, name, kind, file) for name, kind in TOKEN_COLUMNS + TRAJECTORY_COLUMNS}
-    for index in range(table.num_rows):
-        yield _row({name: column.cells(index) for name, column in columns.items()}, f"{str(file)!r} row {index}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polar_mitm.journal import Journal, UnreadableRun, read_calls, recover, sealed_sessions
+from polar_mitm.journal import (
+    Journal,
+    UnreadableRun,
+    read_calls,
+    read_row_groups,
+    recover,
+    row_groups,
+    sealed_sessions,
+    settle,
+)
 from polar_mitm.rows import SCHEMA
 
 
@@ -202,3 +211,63 @@ def test_the_sessions_of_earlier_processes_are_named(run: Path, completed: Calla
     asyncio.run(live.finish([completed(live.begin({"call_id": "9", "session_id": "live"}))]))
     assert sealed_sessions(run) == {"s", "t"}
     live.close_sync()
+
+
+def read_settled(run: Path, scratch: Path, *sessions: str) -> list[str]:
+    """The calls of some sessions, by way of all row groups of all settled files."""
+    scratch.mkdir()
+    paths = settle(run, scratch, ["output_ids"])
+    places = [(path, group) for path in paths for group in range(len(row_groups(path, ["session_id"])))]
+    return read_row_groups(places, sessions, ["output_ids"])["call_id"].to_pylist()
+
+
+def test_a_settled_run_is_read_in_parts(run: Path, tmp_path: Path, completed: Callable[..., Any]):
+    """Sealed and live calls of the sessions that are asked for, in order; the run folder is as it was."""
+    in_sessions(run, completed, "s", "t", "u", "s")
+    live = Journal.open(run)
+    asyncio.run(live.finish([completed(live.begin({"call_id": "9", "session_id": "s"}))]))
+    before = sorted(run.rglob("*"))
+    assert read_settled(run, tmp_path / "one", "s", "u") == ["0", "2", "3", "9"]
+    assert read_settled(run, tmp_path / "none", "nobody") == []
+    assert sorted(run.rglob("*")) == before
+    live.close_sync()
+
+
+def test_what_is_sealed_behind_a_settled_run_does_not_change_it(run: Path, tmp_path: Path, record: Callable[..., Any]):
+    """The files that were named stay readable, with what they held."""
+    journal = Journal.open(run)
+    record(journal, "a", "b")
+    (tmp_path / "scratch").mkdir()
+    paths = settle(run, tmp_path / "scratch", ["output_ids"])
+    record(journal, "c")
+    journal.close_sync()
+    assert [table["call_id"].to_pylist() for path in paths for table, _ in row_groups(path, ["call_id"])] == [
+        ["a", "b"]
+    ]
+
+
+def test_the_last_row_of_a_choice_counts_in_a_settled_run(
+    run: Path, tmp_path: Path, completed: Callable[..., Any], record: Callable[..., Any]
+):
+    """Also when the rows are in different files."""
+    journal = Journal.open(run, rotate_bytes=1)
+    row = completed(journal.begin({"call_id": "a", "session_id": "s"}))
+    asyncio.run(journal.finish([row | {"client_delivered": False}]))
+    record(journal, "b")
+    asyncio.run(journal.finish([row | {"client_delivered": True}]))
+    journal.close_sync()
+    (tmp_path / "scratch").mkdir()
+    places = [(path, 0) for path in settle(run, tmp_path / "scratch", [])]
+    assert len(places) > 1
+    assert read_row_groups(places, {"s"}, ["client_delivered"])["client_delivered"].to_pylist() == [True]
+
+
+def test_row_groups_tell_how_many_elements_their_lists_have(run: Path, tmp_path: Path, record: Callable[..., Any]):
+    """From the file's footer, without reading a token."""
+    journal = Journal.open(run)
+    record(journal, "a", "b")
+    journal.close_sync()
+    (path,) = settle(run, tmp_path, [])
+    ((rows, elements),) = row_groups(path, ["call_id", "prompt_len"])
+    assert rows.column_names == ["call_id", "prompt_len"]
+    assert elements["output_ids"] == 6
