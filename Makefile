@@ -5,7 +5,7 @@ PY      := .venv/bin/python
 BIN     := .venv/bin
 QUIET   := $(shell [ -t 2 ] || echo -q)
 PYTHONS := 3.13 3.14 3.12
-MODELS  := smollm2-135m-instruct qwen3-tokenizer tiny-qwen3
+MODELS  := smollm2-135m-instruct qwen3-tokenizer tiny-qwen3 chat-templates llama3-tokenizer gptoss-tokenizer deepseek-tokenizer
 HARNESS := $(CURDIR)/.harness/node_modules/.bin
 # Node 24 and the harnesses come first on PATH: the machine's own Node may be too old for them.
 WITH_HARNESSES := PATH="$(HARNESS):$(CURDIR)/$(BIN):$$PATH"
@@ -16,7 +16,7 @@ WITH_HARNESSES := PATH="$(HARNESS):$(CURDIR)/$(BIN):$$PATH"
 export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864
 
 .DEFAULT_GOAL := help
-.PHONY: help setup harnesses models sglang demo test harness-matrix test-slow check docs bench constraints clean
+.PHONY: help setup harnesses models sglang peers demo test harness-matrix test-slow check docs bench constraints clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,16 +30,18 @@ models: setup ## fetch the small models and the tokenizer that the demo and the 
 
 sglang: .sglang/.ready ## make .sglang (Python 3.11): the real SGLang on a CPU, for make test-slow
 
+peers: .peers/.ready ## install the mergers and trainers that make bench and the tests try ours against, into .peers
+
 demo: setup harnesses models ## the whole loop on this machine: intercept, record, merge, train, serve new weights
 	@$(WITH_HARNESSES) $(PY) examples/demo.py
 
-test: setup harnesses models ## all tests but the slow ones
+test: setup harnesses models peers ## all tests but the slow ones
 	@$(WITH_HARNESSES) $(PY) -m pytest -q -m "not slow"
 
 harness-matrix: setup harnesses models ## every harness and provider, through proxy variables and transparently: prints a table
 	@$(WITH_HARNESSES) $(PY) -m pytest -q -s tests/harness/test_matrix.py
 
-test-slow: setup harnesses models sglang ## the slow tests: real SGLang, the demo, the harness matrix
+test-slow: setup harnesses models sglang peers ## the slow tests: real SGLang, the demo, the harness matrix
 	@$(WITH_HARNESSES) $(PY) -m pytest -q -m slow
 
 check: setup ## format, lint, types, import contracts, fresh docs, repository rules
@@ -53,14 +55,14 @@ check: setup ## format, lint, types, import contracts, fresh docs, repository ru
 docs: setup ## write the generated pages: docs/dataset.md, docs/cli.md, docs/options.md, docs/protocols.md
 	@$(PY) scripts/docs.py
 
-bench: setup models ## print each benchmark's ratios
+bench: setup models peers ## print each benchmark's figures and their limits
 	@for file in benchmarks/*.py; do echo "== $$file"; PYTHONPATH=. $(PY) "$$file" || exit 1; done
 
 constraints: setup ## rewrite constraints.txt from what is installed in .venv
 	@scripts/constraints.sh > constraints.new && mv constraints.new constraints.txt
 
 clean: ## remove what make installed and built; runs/ stays
-	rm -rf .venv .harness .sglang .cache dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .harness .sglang .peers .cache dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/.ready: pyproject.toml constraints.txt
 	@python="$$(scripts/find_python.sh $(PYTHONS))" || exit 1; \
@@ -102,4 +104,11 @@ CLIENTS := tests/harness/clients
 	@echo "installing SGLang 0.5.23 for a CPU into .sglang: about 2 minutes"
 	@.sglang/bin/python -m pip install -qq -r tests/sglang/requirements.txt
 	@.sglang/bin/python -m pip install -qq --no-deps sglang==0.5.23
+	@touch $@
+
+# Without their dependencies, which are several GB: what is measured is run from the installed files themselves.
+.peers/.ready: benchmarks/peers/requirements.txt | .venv/.ready
+	@echo "installing the mergers of other projects into .peers: 10 MB to fetch"
+	@rm -rf $(@D)
+	@$(BIN)/uv pip install $(QUIET) --python $(PY) --no-deps --target $(@D) -r $<
 	@touch $@

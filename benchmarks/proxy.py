@@ -15,15 +15,14 @@ import tempfile
 import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.stage.figures import Figure, show
 from benchmarks.stage.load import Answer, Client, together
 from benchmarks.stage.processes import Process, canned, engine, interceptor
 from benchmarks.stage.split import split
@@ -37,33 +36,6 @@ ROUNDS = 3
 PACE = 0.02
 CHAT = "/v1/chat/completions"
 _WORD = b"word"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One line of the table."""
-
-    name: str
-    value: float
-    limit: float | None
-    """None where the figure is only reported."""
-    unit: str
-    peer: str = ""
-    """What it was measured against, with its figure."""
-    least: bool = False
-    """Whether the limit is a lower one."""
-
-    @property
-    def bound(self) -> str:
-        """The limit as a person reads it."""
-        return "" if self.limit is None else f"{'>=' if self.least else '<='} {self.limit:g}"
-
-    @property
-    def verdict(self) -> str:
-        """Whether the limit holds."""
-        if self.limit is None:
-            return ""
-        return "met" if (self.value >= self.limit if self.least else self.value <= self.limit) else "[red]missed"
 
 
 def chat(tokens: int, *, stream: bool = False, text: str = "Hi") -> dict[str, Any]:  # Any: JSON
@@ -329,15 +301,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="run the measures whose names hold this word")
     only = parser.parse_args().only
-    table = Table("measure", "value", "limit", "measured against", "", title="What interception costs")
-    console = Console()
-    for measure in (m for m in MEASURES if only in m.__name__):
-        with console.status(f"{measure.__name__}: {measure.__doc__}"):
-            for figure in measure():
-                value = f"{figure.value:.2f} {figure.unit}"
-                table.add_row(figure.name, value, figure.bound, figure.peer, figure.verdict)
-                console.print(f"{figure.name}: {value} {figure.bound}", figure.verdict)
-    console.print(table)
+    measures = [(f"{m.__name__}: {m.__doc__}", m) for m in MEASURES if only in m.__name__]
+    show("What interception costs", measures, Console())
 
 
 if __name__ == "__main__":

@@ -48,10 +48,11 @@ class Process:
 
 
 @contextmanager
-def engine(pace: float = 0.0, *, cumulative: bool = False) -> Generator[Process]:
+def engine(pace: float = 0.0, *, cumulative: bool = False, varied: bool = False) -> Generator[Process]:
     """The word engine while inside the block."""
     command = [sys.executable, "-m", "benchmarks.stage.engine", str(fetch("qwen3-tokenizer")), f"--pace={pace}"]
     command += ["--cumulative"] if cumulative else []
+    command += ["--varied"] if varied else []
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
