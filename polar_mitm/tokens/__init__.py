@@ -5,6 +5,7 @@ into parts.
 """
 
 from polar_mitm.tokens.reading import Finished, Kind, Reading
+from polar_mitm.tokens.retention import POLICIES
 from polar_mitm.tokens.template import Template, Tokens, load
 
-__all__ = ["Finished", "Kind", "Reading", "Template", "Tokens", "load"]
+__all__ = ["POLICIES", "Finished", "Kind", "Reading", "Template", "Tokens", "load"]

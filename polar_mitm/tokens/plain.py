@@ -7,12 +7,25 @@ Invariant: what is said is not changed; a free-form tool becomes a function of o
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from polar_mitm.conversation import Message, Reasoning, Tool, ToolCall, ToolResult, joined_text
 
 _FREE_FORM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Where chat templates differ in the JSON that they take."""
+
+    arguments: Literal["object", "text"] = "object"
+    """A call's arguments as an object, or as the JSON text of one: DeepSeek-V3's template adds them to a string."""
+
+
+OBJECTS = Shape()
+"""What most templates, and all typed renderers, take."""
 
 
 @lru_cache(maxsize=64)
@@ -31,13 +44,15 @@ def specs(tools: tuple[Tool, ...]) -> list[Any] | None:  # Any: OpenAI function 
     ] or None
 
 
-def chat(messages: tuple[Message, ...], start: int = 0) -> list[Any]:  # Any: chat messages as JSON
+def chat(
+    messages: tuple[Message, ...], start: int = 0, shape: Shape = OBJECTS
+) -> list[Any]:  # Any: chat messages as JSON
     """messages[start:] as chat messages; a message of several tool results becomes several."""
     names = {p.id: p.name for m in messages for p in m.parts if isinstance(p, ToolCall)}
-    return [plain for message in messages[start:] for plain in _message(message, names)]
+    return [plain for message in messages[start:] for plain in _message(message, names, shape)]
 
 
-def _message(message: Message, names: dict[str, str]) -> list[dict[str, Any]]:  # Any: JSON
+def _message(message: Message, names: dict[str, str], shape: Shape) -> list[dict[str, Any]]:  # Any: JSON
     results = [p for p in message.parts if isinstance(p, ToolResult)]
     if results:
         return [
@@ -45,7 +60,7 @@ def _message(message: Message, names: dict[str, str]) -> list[dict[str, Any]]:  
             for r in results
         ]
     plain: dict[str, Any] = {"role": message.role, "content": joined_text(message)}
-    calls = [_call(p) for p in message.parts if isinstance(p, ToolCall)]
+    calls = [_call(p, shape) for p in message.parts if isinstance(p, ToolCall)]
     reasoning = "".join(p.text for p in message.parts if isinstance(p, Reasoning))
     if reasoning:
         plain["reasoning_content"] = reasoning
@@ -54,9 +69,11 @@ def _message(message: Message, names: dict[str, str]) -> list[dict[str, Any]]:  
     return [plain]
 
 
-def _call(call: ToolCall) -> dict[str, Any]:  # Any: JSON
+def _call(call: ToolCall, shape: Shape) -> dict[str, Any]:  # Any: JSON
     try:
         arguments = {"input": call.arguments} if call.custom else json.loads(call.arguments)
+        if shape.arguments == "text":
+            arguments = json.dumps(arguments, ensure_ascii=False)
     except ValueError:
         arguments = call.arguments  # a harness may send back arguments that are no JSON: shown as they are
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

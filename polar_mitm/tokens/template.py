@@ -9,30 +9,34 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from renderers import Renderer
 from renderers.base import load_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from polar_mitm.conversation import Message, Text, Tool
+from polar_mitm.conversation import Message, Text, Tool, ToolCall
 from polar_mitm.errors import BadRequest
-from polar_mitm.tokens import difference, family, forcing, pieces, plain
+from polar_mitm.tokens import difference, family, forcing, pieces, plain, probe, retention, script
+from polar_mitm.tokens.chat_template import ChatTemplate
 from polar_mitm.tokens.parsed import Parsed, from_renderer
+from polar_mitm.tokens.retention import PRESERVE
 
 Tokens = NDArray[np.int32]
+Bridge = Literal["typed", "difference", "difference, texts only", "none"]
+"""How a sampled context is extended: by the family's renderer, or by what the template itself writes."""
 
 
-def load(folder: str | Path) -> Template:
+def load(folder: str | Path, history_thinking: str = PRESERVE) -> Template:
     """The template of a model or tokenizer folder (or a name that transformers can load).
 
-    Raises OSError or ValueError, as transformers does, when the folder holds no tokenizer.
+    `history_thinking`: see `Template`. Raises OSError or ValueError, as transformers does, when the folder holds no
+    tokenizer.
     """
-    if _is_plain(Path(folder)):
-        return Template(PreTrainedTokenizerFast.from_pretrained(str(folder)))
-    return Template(load_tokenizer(str(folder)))
+    plain_files = _is_plain(Path(folder))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder)) if plain_files else load_tokenizer(str(folder))
+    return Template(tokenizer, history_thinking, ends=_generation_ends(Path(folder)))
 
 
 def _is_plain(folder: Path) -> bool:
@@ -42,21 +46,47 @@ def _is_plain(folder: Path) -> bool:
     return complete and "auto_map" not in json.loads(config.read_text("utf-8"))
 
 
+def _generation_ends(folder: Path) -> tuple[int, ...]:
+    """The ids at which the model's own configuration ends a generation: Llama 3.1 has three."""
+    file = folder / "generation_config.json"
+    named = json.loads(file.read_text("utf-8")).get("eos_token_id") if file.is_file() else None
+    return tuple(map(int, named)) if isinstance(named, list) else () if named is None else (int(named),)
+
+
 class Template:
     """Renders, bridges and parses for one tokenizer."""
 
-    def __init__(self, tokenizer: Any) -> None:  # Any: a transformers tokenizer, untyped
-        self._tokenizer = tokenizer
-        renderer, self.family = family.find(tokenizer)
-        self._renderer: Renderer | None = renderer
-        self.bridges = renderer is not None or difference.works(tokenizer)
-        """Whether a sampled context can be extended; when False, every call is a full render."""
+    def __init__(
+        self, tokenizer: Any, history_thinking: str = PRESERVE, *, ends: tuple[int, ...] = ()
+    ) -> None:  # Any: a transformers tokenizer, untyped
+        """`history_thinking`: "preserve" keeps the reasoning that was sampled, "template" leaves it to the template.
+
+        `ends` are ids, besides those that tokenizer and chat template show, at which the model stops.
+        """
+        tokenizer.clean_up_tokenization_spaces = False  # Llama 3's own setting decodes " ." as "."
+        self._tokenizer, self.chat = tokenizer, ChatTemplate(tokenizer)
+        self.preserves = history_thinking == PRESERVE
+        """Whether reasoning stays in the context, whatever the harness and the template make of it."""
+        self.found = family.find(tokenizer, self.chat)
+        """What is known of the family, and what spoke against it."""
+        self.family = self.found.name
+        self._renderer = self.found.renderer
         self.vocabulary = len(tokenizer)
         """Number of ids; a valid id is below it."""
-        self.stop_ids: tuple[int, ...] = tuple(
-            sorted(set(renderer.get_stop_token_ids() if renderer else [tokenizer.eos_token_id]))
-        )
+        self.stop_ids: tuple[int, ...] = tuple(sorted({*self._stops(), *ends}))
+        self._difference = self._by_difference()
+        self.bridges = self.found.extends or self._difference is not None
+        """Whether a sampled context can be extended; when False, every call is a full render."""
         self._added = frozenset(tokenizer.added_tokens_decoder) | {*self.stop_ids}
+        self._declines = frozenset[type]()
+        self._declines = self._unfaithful_together()
+
+    @property
+    def bridge_kind(self) -> Bridge:
+        """How a sampled context is extended."""
+        if self._difference is None:
+            return "typed" if self.bridges else "none"
+        return "difference" if self._difference.after_calls else "difference, texts only"
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, no special tokens added."""
@@ -71,11 +101,11 @@ class Template:
 
         Raises BadRequest when the model's template refuses the history.
         """
-        given, specs = plain.chat(messages), plain.specs(tools)
         try:
-            if self._renderer is None:
-                ids = family.by_template(self._tokenizer, given, specs, prompt=not closed)
+            if self._renderer is None or not self.found.renders:
+                ids = self.chat.encode(self.chat.render(messages, tools, closed=closed))
             else:
+                given, specs = plain.chat(messages), plain.specs(tools)
                 ids = self._renderer.render_ids(given, tools=specs, add_generation_prompt=not closed)
         except Exception as error:  # jinja templates raise anything; the harness is told
             raise BadRequest(f"the model's chat template refuses this history: {error!r}") from error
@@ -89,23 +119,32 @@ class Template:
         `history` is the whole request, `history[:new]` what the parent's prompt and output already say; `output` ends
         where what the harness was given of it ends. The cost is that of the new messages, whatever the prompt's length.
         """
-        if not self.bridges or any(m.role == "assistant" for m in history[new:]):
+        if not self.bridges or any(m.role == "assistant" for m in history[new:]) or self.rewrites(history[new:]):
             return None
-        fresh, specs = plain.chat(history, new), plain.specs(tools)
-        start = self.turn_start(prompt)
+        reply = {type(part) for part in history[new - 1].parts}
+        if self._declines and self._declines <= reply:
+            return None
         try:
-            if self._renderer is None:
-                suffix = difference.suffix_ids(self._tokenizer, fresh, specs)
-                return self._extend(prompt, output, suffix)
-            turn = prompt[start:].tolist()
-            done = self._renderer.bridge_to_next_turn(turn, output.tolist(), fresh, tools=specs)
+            if self._difference is not None:
+                more = self._difference.extend(output.tolist(), history, new, tools)
+                return None if more is None else np.concatenate([prompt, output, np.asarray(more, dtype=np.int32)])
+            return self._typed_bridge(prompt, output, plain.chat(history, new), plain.specs(tools))
         except Exception:  # noqa: BLE001 - templates and tokenizers raise anything; the full render then says why
             return None
-        if done is None:
+
+    def _typed_bridge(self, prompt: Tokens, output: Tokens, new: list[Any], tools: list[Any] | None) -> Tokens | None:
+        assert self._renderer is not None  # or there would be no typed bridge
+        start = self.turn_start(prompt)  # Any: JSON
+        extended = family.bridged(self._renderer, prompt[start:].tolist(), output.tolist(), new, tools)
+        if extended is None:
             return None
-        ids = np.asarray(done.token_ids, dtype=np.int32)
+        ids = np.asarray(extended, dtype=np.int32)
         own = np.concatenate([prompt[start:], output])
         return np.concatenate([prompt[:start], ids]) if np.array_equal(ids[: len(own)], own) else None
+
+    def rewrites(self, new: tuple[Message, ...]) -> bool:
+        """Whether the template decides about earlier reasoning, and writes the history anew when `new` follows."""
+        return not self.preserves and retention.rewrites(self._tokenizer, new)
 
     def parse(self, output: Tokens, prompt: Tokens, tools: tuple[Tool, ...]) -> Parsed:
         """Read a sample. What is no well-formed call of an offered tool is given back as text, and never repaired."""
@@ -141,7 +180,31 @@ class Template:
         """The places of the added tokens."""
         return [at for at, token in enumerate(ids.tolist()) if token in self._added]
 
-    def _extend(self, prompt: Tokens, output: Tokens, suffix: list[int]) -> Tokens:
-        if len(output) and output[-1] in self.stop_ids and suffix and suffix[0] in self.stop_ids:
-            suffix = suffix[1:]  # the sample already holds its end of turn
-        return np.concatenate([prompt, output, np.asarray(suffix, dtype=np.int32)])
+    def _by_difference(self) -> difference.Difference | None:
+        """The bridge over the template itself, unless the typed renderer's is as good."""
+        if self.found.bridges:
+            return None
+        made = difference.find(self.chat, frozenset(self.stop_ids))
+        return None if self.found.extends and made and not made.after_calls else made
+
+    def _unfaithful_together(self) -> frozenset[type]:
+        """Kinds of parts that one reply must not have for it to be extended; none for most templates.
+
+        Gemma 4's template moves the text of a reply that calls behind the results of its calls.
+        """
+        rendered = probe.render(self.chat, script.SPOKEN_CALL)
+        if not self.bridges or isinstance(rendered, str):
+            return frozenset()
+        stops, step = frozenset(self.stop_ids), script.SPOKEN_CALL
+        taken = rendered.ended(stops)
+        prompt, output = (np.asarray(ids, dtype=np.int32) for ids in (taken.prompt, taken.output))
+        ids = self.bridge(prompt, output, step.request, len(step.history) + 1, step.tools)
+        faithful = ids is None or probe.is_faithful(self.chat, taken, ids.tolist(), stops)
+        return frozenset() if faithful else frozenset({Text, ToolCall})
+
+    def _stops(self) -> list[int]:
+        """The family's, or the tokenizer's own end of text and the marker that ends a turn in the template."""
+        if self._renderer is not None:
+            return self._renderer.get_stop_token_ids()
+        end = self._tokenizer.eos_token_id
+        return [*self.chat.closings[:1], *([] if end is None else [end])]

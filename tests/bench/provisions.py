@@ -25,6 +25,11 @@ def qwen3_tokenizer() -> Path:
     return _present(cache_folder() / "qwen3-tokenizer", "make models")
 
 
+def provided(name: str) -> Path:
+    """The folder of a tokenizer, or of the chat templates, by its name in the cache."""
+    return _present(cache_folder() / name, "make models")
+
+
 def harness_binary(name: str) -> Path:
     """The pinned binary of a harness, of node, or of a client written for the tests."""
     found = next((folder / name for folder in _BINARIES if (folder / name).exists()), HARNESS_BIN / name)

