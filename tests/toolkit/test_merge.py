@@ -2,7 +2,6 @@
 
 import asyncio
 import multiprocessing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -144,15 +143,15 @@ def files_of(folder):
 
 
 def test_output_and_report_do_not_depend_on_the_number_of_workers(tmp_path, book):
-    """Three sessions of nine million stored tokens each are three shards: the same bytes with one process and two."""
+    """Three sessions of eight million stored tokens each are three shards: the same bytes with one process and two."""
     zeros = np.zeros(shards.SHARD_TOKENS, np.int32)
     for name in ("one", "two", "three"):
-        book.call(f"{name}-a", zeros, [3], session_id=name, group_id="g")
+        book.call(f"{name}-a", [1], [3], session_id=name, group_id="g")
+        book.call(f"{name}-b", zeros, [], session_id=name, group_id="g", status="lost")
     run = book.write(tmp_path / "r")
     rewards.append(run, {"one": 1.0, "two": 0.0})
-    options = merge.Options(batch=batches.Options(max_tokens=shards.SHARD_TOKENS + 1))
-    merge.merge(run, tmp_path / "alone", replace(options, workers=1), quiet)
-    merge.merge(run, tmp_path / "both", replace(options, workers=2), quiet)
+    merge.merge(run, tmp_path / "alone", merge.Options(workers=1), quiet)
+    merge.merge(run, tmp_path / "both", merge.Options(workers=2), quiet)
     assert len(list((tmp_path / "both" / "trajectories").iterdir())) == 3
     assert files_of(tmp_path / "alone") == files_of(tmp_path / "both")
 
