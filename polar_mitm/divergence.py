@@ -192,6 +192,11 @@ class Context:
     tools: tuple[Tool, ...]
 
 
+def replaces_history(messages: Sequence[Message], summaries: Sequence[str]) -> bool:
+    """Whether one of the messages holds a summary: it stands for a history from now on."""
+    return any(_holds(message, summary) for message in messages for summary in summaries)
+
+
 def departure(
     decoder: Decoder, call: str, was: Context, now: Context, *, summaries: Sequence[str] = (), restored: int = 0
 ) -> Departure:
@@ -224,7 +229,7 @@ def _departure_class(
     if place == len(after):
         return "removed", place
     old, new = was[place], now[place]
-    if any(_holds(new, summary) for summary in summaries):
+    if replaces_history([new], summaries):
         return "compaction", place
     if _reminded(was, now, place):
         return "reminder", place

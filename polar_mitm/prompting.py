@@ -14,7 +14,7 @@ import numpy as np
 
 from polar_mitm.conversation import Conversation, Message, joined_text
 from polar_mitm.desk import Desk
-from polar_mitm.divergence import Context, Departure, Drift, departure, drift, shared_prefix
+from polar_mitm.divergence import Context, Departure, Drift, departure, drift, replaces_history, shared_prefix
 from polar_mitm.engine import Description
 from polar_mitm.errors import BadRequest, ContextOverflow
 from polar_mitm.identity import Session
@@ -87,9 +87,11 @@ async def _plain_prompt(desk: Desk, session: Session, request: Conversation) -> 
         if ids is not None:
             return Prompt(ids, found, None)
         found = "template_rewrites" if desk.template.rewrites(request.messages[new:]) else "bridge_refused"
+    past = desk.past(session, request)
+    if replaces_history(request.messages, _summaries(past)):
+        found = "compaction"
     if found == "first":
         return Prompt(await desk.tokens(desk.template.render, request.messages, request.tools), None, found)
-    past = desk.past(session, request)
     messages, count = request.messages, 0
     if desk.template.preserves:
         messages, count = await desk.tokens(_with_reasoning, request.messages, past)
@@ -144,5 +146,10 @@ def _departure(desk: Desk, prompt: Prompt, past: Past, request: Conversation) ->
         return None
     was = Context(nearest.tokens, nearest.messages, nearest.tools)
     now = Context(prompt.rendered, request.messages, request.tools)
-    summaries = [joined_text(Message("assistant", said.reply)) for said in past.summaries]
+    summaries = _summaries(past)
     return departure(desk.template, nearest.call_id, was, now, summaries=summaries, restored=prompt.restored)
+
+
+def _summaries(past: Past) -> list[str]:
+    """What the session's compactions came to."""
+    return [joined_text(Message("assistant", said.reply)) for said in past.summaries]

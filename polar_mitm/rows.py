@@ -56,8 +56,9 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     (
         "root_reason",
         pa.string(),
-        "first, edited_history, tools_changed, bridge_refused, template_rewrites (polar_history_thinking=template: the "
-        "template writes the history anew) or unknown_history; null with a parent",
+        "first, subagent (the first of one), compaction (a summary stands for the history), edited_history, "
+        "tools_changed, bridge_refused, template_rewrites (polar_history_thinking=template: the template writes the "
+        "history anew) or unknown_history; null with a parent",
     ),
     ("prompt_len", pa.int32(), "tokens of the whole prompt"),
     ("prompt_shared", pa.int32(), "leading prompt tokens that are the parent's prompt + output, not stored again"),

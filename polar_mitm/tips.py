@@ -23,6 +23,7 @@ from polar_mitm.conversation import (
     Conversation,
     Message,
     Part,
+    Reasoning,
     Tool,
     history_keys,
     message_from_json,
@@ -36,8 +37,9 @@ from polar_mitm.thinking import is_trimmed, thought, thought_key
 Tokens = NDArray[np.int32]
 Evidence = Literal["pointer", "history"]
 RootReason = Literal[
-    "first", "edited_history", "tools_changed", "bridge_refused", "template_rewrites", "unknown_history"
-]
+    "first", "subagent", "compaction", "edited_history", "tools_changed", "bridge_refused", "template_rewrites",
+    "unknown_history",
+]  # fmt: skip
 Place = tuple[str, int]
 """Call id and choice."""
 Row = Mapping[str, Any]  # Any: a column's value, typed by rows.SCHEMA
@@ -276,11 +278,13 @@ class Tips:
                 "edited_history" if seen or any(self._extendable(session_id, n) for n in named) else "unknown_history"
             )
         pointed = [n for n in named if n in equal]
-        place = pointed[-1] if pointed else equal[-1]
+        history = request.messages[: last + 1]
+        kept = (p for p in reversed(pointed or equal) if _keeps_reasoning(self._chain_of(session_id, p), history))
+        place = next(kept, None)
+        if place is None:
+            return "edited_history"
         tree = self._tree_of[session_id, place]
         self._use(tree)
-        if not _keeps_reasoning(_chain(tree, place), request.messages[: last + 1]):
-            return "edited_history"
         if tree.calls[place].tools_key != tools_key(request.tools):
             return "tools_changed"
         return Parent(_whole(tree, place), "pointer" if pointed else "history", last + 1)
@@ -328,6 +332,9 @@ class Tips:
         tokens = np.concatenate([piece for call in chain for piece in (call.suffix, call.output_ids)])
         return Earlier(place[0], tokens, tuple(call.said for call in chain if call.said))
 
+    def _chain_of(self, session_id: str, place: Place) -> list[Kept]:
+        return _chain(self._tree_of[session_id, place], place)
+
     def _said(self, session_id: str, place: Place) -> Said | None:
         call = self.get(session_id, place)
         return call.said if call else None
@@ -364,7 +371,19 @@ def _chain(tree: _Tree, place: Place) -> list[Kept]:
 def _keeps_reasoning(chain: list[Kept], history: tuple[Message, ...]) -> bool:
     """Whether the reasoning of the chain's replies, which end the history's, came back as it was, trimmed, or not."""
     replies = [message for message in history if message.role == "assistant"]
-    return all(_is_sampled(thought(m.parts), call) for m, call in zip(replies[::-1], chain[::-1], strict=False))
+    return all(
+        any(_is_sampled(sent, call) for sent in _thoughts(message))
+        for message, call in zip(replies[::-1], chain[::-1], strict=False)
+    )
+
+
+def _thoughts(message: Message) -> list[str]:
+    """What may be the reasoning of a reply: all of it, or what stands behind that of replies that were cut off.
+
+    Codex 0.171.0 keeps the reasoning item of a reply that was cut off before the items of the one that it then got.
+    """
+    pieces = [part.text for part in message.parts if isinstance(part, Reasoning) and part.text]
+    return ["".join(pieces[start:]) for start in range(max(1, len(pieces)))]
 
 
 def _is_sampled(sent: str, call: Kept) -> bool:

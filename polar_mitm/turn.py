@@ -48,6 +48,8 @@ async def open_call(desk: Desk, incoming: Incoming) -> Call:
     row |= prompt_row(prompt.ids, prompt.parent, prompt.root_reason, request, body, marks=marks)
     row |= desk.judge(incoming.session.session_id, request, declared, prompt.parent).columns
     row["thread_id"] = row["thread_id"] or _thread(row, prompt.parent)
+    if (row["root_reason"], row["kind"]) == ("first", "subagent"):
+        row["root_reason"] = "subagent"
     call = Call(desk, incoming, request, prompt, row=row, body=body, marks=marks, declared=declared)
     call.start()
     return call

@@ -111,6 +111,9 @@ EQUIVALENCES: dict[str, OfAReply | OfAProtocol] = {
     ),
     "reasoning left out": OfAReply((SAID, CALL), (CALL,)),
     "reasoning trimmed": OfAReply((Reasoning("look at\nthe files. "), SAID, CALL), (Reasoning("Look!"), SAID, CALL)),
+    "reasoning of a cut reply before the next one's": OfAReply(
+        (Reasoning("I wonder."), THOUGHT, SAID, CALL), (THOUGHT, Reasoning("I wonder."), SAID, CALL)
+    ),
     "another call id": OfAReply(
         (THOUGHT, SAID, called(CALL.arguments, call_id="toolu_9")), (THOUGHT, SAID, CALL, CALL)
     ),

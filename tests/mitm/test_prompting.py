@@ -18,7 +18,7 @@ from polar_mitm.prompting import check_fits, is_audited
 from polar_mitm.tokens import Template, load
 from tests.bench.scripted_engine import ScriptedEngine
 from tests.mitm.house import House, open_house
-from tests.mitm.protocols import CHAT
+from tests.mitm.protocols import ANTHROPIC, CHAT, RESPONSES
 
 Json = dict[str, Any]
 
@@ -129,6 +129,35 @@ def test_changed_tools_are_named(qwen3: Template, qwen3_folder: Path, tmp_path: 
     assert (row["root_reason"], value["class"], value["was"], value["now"]) == (
         "tools_changed", "tools", "", "added: walk",
     )  # fmt: skip
+
+
+def test_a_summary_that_stands_for_the_history_is_a_compaction(
+    qwen3: Template, qwen3_folder: Path, tmp_path: Path
+) -> None:
+    """Codex 0.171.0: nothing of the history comes back but one item, which names the call that summed it up."""
+    summary = "The folder was listed: it holds a.txt, and nothing else was asked for."
+    with (
+        ScriptedEngine(qwen3_folder, ["There is a.txt.", summary, "Gladly."]).serving() as engine,
+        open_house(tmp_path, engine.url, qwen3) as house,
+    ):
+        body = RESPONSES.ask("Look.")
+        body["input"] += house.post(RESPONSES.path, body).json()["output"]
+        compacted = house.post(RESPONSES.path, body | {"input": [*body["input"], {"type": "compaction_trigger"}]})
+        items = [*body["input"][:1], *compacted.json()["output"], {"role": "user", "content": "Thanks."}]
+        house.post(RESPONSES.path, body | {"input": items})
+    _, summing, root = house.calls()
+    value = json.loads(root["root_window"])
+    assert (summing["kind"], root["root_reason"]) == ("compaction", "compaction")
+    assert (value["class"], value["call"]) == ("compaction", summing["call_id"])
+    assert "it holds a.txt" in engine.decode(engine.calls[-1].prompt_ids)
+
+
+def test_the_first_call_of_a_sub_agent_says_so(qwen3: Template, qwen3_folder: Path, tmp_path: Path) -> None:
+    """It has no history; the harness's header says what it is for."""
+    with called(qwen3_folder, tmp_path, qwen3) as (_, house):
+        house.post(ANTHROPIC.path, ANTHROPIC.ask("Look."))
+        house.post(ANTHROPIC.path, ANTHROPIC.ask("Find it."), x_claude_code_agent_id="a1")
+    assert [row["root_reason"] for row in house.calls()] == ["first", "subagent"]
 
 
 def test_a_render_holds_the_reasoning_that_the_harness_dropped(
