@@ -34,12 +34,13 @@ from benchmarks.stage.figures import Figure, show
 from benchmarks.stage.grading import Marks, Row, grade
 from benchmarks.stage.load import Client
 from benchmarks.stage.processes import ROOT, engine, interceptor
-from benchmarks.stage.resident import watched
+from benchmarks.stage.resident import Used, watched
 from benchmarks.stage.scenarios import SCENARIOS, Scenario, Size, write
 from benchmarks.stage.sessions import FIRST, OBSERVED, SAMPLED, write_run
 from polar_mitm.rows import full_prompts
 from polar_toolkit import calls
 from polar_toolkit.calls import Call
+from polar_toolkit.rewards import FILE as REWARDS
 from polar_toolkit.trajectories import Trajectory, build
 from polar_toolkit.tree import grow
 from polar_train.small_models import fetch
@@ -210,20 +211,29 @@ def _session(turns: int, *, whole: bool) -> list[Call]:
 
 
 def disk(plan: Plan) -> Iterator[Figure]:
-    """`polar-toolkit merge` of a run of many long sessions, from Parquet to Parquet."""
+    """`polar-toolkit merge` of a run of many long sessions, from Parquet to Parquet; then a batch of their heads."""
     with tempfile.TemporaryDirectory() as folder:
         run = write_run(Path(folder) / "run", sessions=plan.sessions, turns=plan.turns)
         stored = _bytes(run / "calls")
-        used = watched([str(Path(sys.executable).parent / "polar-toolkit"), "merge", str(run)])
+        scores = (run / REWARDS).rename(Path(folder) / REWARDS)  # without rewards no batch is made
+        merged = _toolkit("merge", run)
         report = json.loads((run / "merged" / "report.json").read_text())
+        scores.rename(run / REWARDS)
+        packed = _toolkit("batch", run)
     trained, sampled = report["tokens"]["trained"], report["tokens"]["sampled"]
     tokens = plan.sessions * (FIRST - OBSERVED + plan.turns * (OBSERVED + SAMPLED))
     run_of = f"{plan.sessions:,} sessions x {plan.turns} turns"
-    note = f"{used.cpu:.1f} s of CPU, {tokens / used.seconds / 1e6:.1f} M tokens/s"
-    yield Figure(f"merge from disk, {run_of}", used.seconds, 20, "s", note)
-    yield Figure(f"merge from disk, {run_of}: peak memory", used.peak, 1_536, "MB", "all its processes together")
+    note = f"{merged.cpu:.1f} s of CPU, {tokens / merged.seconds / 1e6:.1f} M tokens/s"
+    yield Figure(f"merge from disk, {run_of}", merged.seconds, 20, "s", note)
+    yield Figure(f"merge from disk, {run_of}: peak memory", merged.peak, 1_536, "MB", "all its processes together")
     yield Figure("merge from disk: sampled tokens trained", trained / sampled, 1, "of all", least=True)
+    yield Figure("then a batch of rows of 8,192 tokens", packed.seconds, None, "s", f"{packed.cpu:.1f} s of CPU")
+    yield Figure("then a batch: peak memory", packed.peak, None, "MB", "all its processes together")
     yield Figure("calls on disk, ids and logprobs alone", stored / sampled, None, "bytes a sampled token")
+
+
+def _toolkit(command: str, run: Path) -> Used:
+    return watched([str(Path(sys.executable).parent / "polar-toolkit"), command, str(run)])
 
 
 def bodies(plan: Plan) -> Iterator[Figure]:

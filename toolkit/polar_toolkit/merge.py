@@ -60,10 +60,9 @@ def rebatch(root: Path, out: Path, options: batches.Options) -> Report:
     sessions = merged.read_sessions(out)
     with merged.replacing(out) as fresh:
         merged.write_sessions(fresh, sessions)
-        for number, path in enumerate(dict.fromkeys(piece.path for piece in pieces)):
-            with merged.Rows(merged.trajectory_part(fresh, number)) as part:
-                for piece in (piece for piece in pieces if piece.path == path):
-                    part.write(trajectories.with_rewards(piece.read(trajectories.SCHEMA.names), scores))
+        jobs = _rewarded(pieces, fresh, scores)
+        for _ in in_order(_write_rewarded, jobs, _workers([out, fresh], None)):
+            pass  # the parts are all that is made
         return _finish(fresh, report, scores, options)
 
 
@@ -113,8 +112,9 @@ def _merge_shards(runs: Sequence[Path], options: Options, progress: Progress, ou
         cut = plan(runs, Path(scratch))
         policy = replace(options.policy, versions=cut.versions)
         jobs = [_job(number, shard, policy, output) for number, shard in enumerate(cut.shards)]
+        workers = _workers([*runs, *([output.folder] if output else [])], options.workers)
         done: dict[str, int] = {}
-        for shard, part in zip(cut.shards, in_order(_merge_shard, jobs, _workers(runs, options, output)), strict=True):
+        for shard, part in zip(cut.shards, in_order(_merge_shard, jobs, workers), strict=True):
             total = cut.sessions_of(shard.run)
             if shard.run not in done:
                 progress(shard.run, 0, total)
@@ -124,9 +124,8 @@ def _merge_shards(runs: Sequence[Path], options: Options, progress: Progress, ou
     return ledger
 
 
-def _workers(runs: Sequence[Path], options: Options, output: _Output | None) -> int:
-    places = [*runs, *([output.folder] if output else [])]
-    return 1 if any(map(is_of_this_process, places)) else options.workers or cpus()
+def _workers(places: Sequence[Path], wanted: int | None) -> int:
+    return 1 if any(map(is_of_this_process, places)) else wanted or cpus()
 
 
 def _job(number: int, shard: Shard, policy: Policy, output: _Output | None) -> _Job:
@@ -163,6 +162,29 @@ def _groups(job: _Job, ledger: Ledger) -> Iterator[list[Trajectory]]:
             group = []
     if group:
         yield group
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewarding:
+    """A part that is written again with other rewards."""
+
+    pieces: tuple[merged.Piece, ...]
+    part: Path
+    scores: Mapping[SessionKey, float]
+
+
+def _rewarded(pieces: Sequence[merged.Piece], fresh: Path, scores: Mapping[SessionKey, float]) -> list[_Rewarding]:
+    paths = dict.fromkeys(piece.path for piece in pieces)
+    return [
+        _Rewarding(tuple(p for p in pieces if p.path == path), merged.trajectory_part(fresh, number), scores)
+        for number, path in enumerate(paths)
+    ]
+
+
+def _write_rewarded(job: _Rewarding) -> None:
+    with merged.Rows(job.part) as part:
+        for piece in job.pieces:
+            part.write(trajectories.with_rewards(piece.read(trajectories.SCHEMA.names), job.scores))
 
 
 def _finish(fresh: Path, report: Report, scores: Mapping[SessionKey, float], options: batches.Options) -> Report:

@@ -163,7 +163,7 @@ def _rows(piece: merged.Piece) -> Iterator[dict[str, Any]]:  # Any: numpy views,
 
 def _cell(column: pa.ListArray, at: int) -> Any:  # Any: a numpy view of numbers, an Arrow array of names
     values = column.values.slice(column.offsets[at].as_py(), column.value_lengths()[at].as_py())
-    return values if pa.types.is_string(values.type) else values.to_numpy()
+    return values.to_numpy() if pa.types.is_primitive(values.type) else values
 
 
 def _number(version: str, numbers: dict[str, int]) -> int:
