@@ -8,7 +8,7 @@ a reasoning that the harness changed stays as the harness sent it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 
 from polar_mitm.conversation import Message, Part, Reasoning, canonical
@@ -50,6 +50,25 @@ def _whole(message: Message, reply: Reply) -> Message:
 def thought(parts: Iterable[Part]) -> str:
     """The reasoning among parts, as one text."""
     return "".join(part.text for part in parts if isinstance(part, Reasoning))
+
+
+def is_of(message: Message, key: bytes, reply: Callable[[], Reply]) -> bool:
+    """Whether the reasoning in a message is that of the reply, all of it, a part or nothing.
+
+    `key` is the reply's `thought_key`; the reply itself is asked for only when that does not decide.
+    """
+    return any(
+        not sent or thought_key(sent) == key or is_trimmed(sent, thought(reply())) for sent in _thoughts(message)
+    )
+
+
+def _thoughts(message: Message) -> list[str]:
+    """What may be the reasoning of a reply: all of it, or what stands behind that of replies that were cut off.
+
+    Codex 0.171.0 keeps the reasoning item of a reply that was cut off before the items of the one that it then got.
+    """
+    pieces = [part.text for part in message.parts if isinstance(part, Reasoning) and part.text]
+    return ["".join(pieces[start:]) for start in range(max(1, len(pieces)))]
 
 
 def is_trimmed(sent: str, ours: str) -> bool:

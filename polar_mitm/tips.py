@@ -23,7 +23,6 @@ from polar_mitm.conversation import (
     Conversation,
     Message,
     Part,
-    Reasoning,
     Tool,
     history_keys,
     message_from_json,
@@ -32,7 +31,7 @@ from polar_mitm.conversation import (
 )
 from polar_mitm.identity import Kind
 from polar_mitm.journal import Outline
-from polar_mitm.thinking import is_trimmed, thought, thought_key
+from polar_mitm.thinking import is_of, thought, thought_key
 
 Tokens = NDArray[np.int32]
 Evidence = Literal["pointer", "history"]
@@ -139,6 +138,10 @@ class Kept:
     def place(self) -> Place:
         """What names the call within its session."""
         return self.call_id, self.choice
+
+    def reply(self) -> tuple[Part, ...]:
+        """The parts of its reply, unpacked; none when they are not kept."""
+        return self.said.reply if self.said else ()
 
     @property
     def size(self) -> int:
@@ -371,25 +374,8 @@ def _chain(tree: _Tree, place: Place) -> list[Kept]:
 def _keeps_reasoning(chain: list[Kept], history: tuple[Message, ...]) -> bool:
     """Whether the reasoning of the chain's replies, which end the history's, came back as it was, trimmed, or not."""
     replies = [message for message in history if message.role == "assistant"]
-    return all(
-        any(_is_sampled(sent, call) for sent in _thoughts(message))
-        for message, call in zip(replies[::-1], chain[::-1], strict=False)
-    )
-
-
-def _thoughts(message: Message) -> list[str]:
-    """What may be the reasoning of a reply: all of it, or what stands behind that of replies that were cut off.
-
-    Codex 0.171.0 keeps the reasoning item of a reply that was cut off before the items of the one that it then got.
-    """
-    pieces = [part.text for part in message.parts if isinstance(part, Reasoning) and part.text]
-    return ["".join(pieces[start:]) for start in range(max(1, len(pieces)))]
-
-
-def _is_sampled(sent: str, call: Kept) -> bool:
-    if not sent or call.thought is None or thought_key(sent) == call.thought:
-        return True
-    return call.said is not None and is_trimmed(sent, thought(call.said.reply))
+    pairs = zip(replies[::-1], chain[::-1], strict=False)
+    return all(call.thought is None or is_of(message, call.thought, call.reply) for message, call in pairs)
 
 
 def _whole(tree: _Tree, place: Place) -> Tip:
