@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from polar_mitm.conversation import Conversation
 from polar_mitm.journal import read_calls
 from polar_mitm.rows import full_prompts
 from polar_mitm.tokens.plain import chat, specs
@@ -29,8 +30,11 @@ from polar_toolkit import calls, trajectories
 from polar_toolkit.tree import TRAINED_KINDS, grow
 from tests.bench.provisions import qwen3_tokenizer
 from tests.harness.performance import Json, request_body
+from tests.harness.reading import asked, read
 from tests.mitm.wire.summary import decoded
 
+NEW = ("first", "subagent", "compaction")
+"""Reasons of roots whose requests hold no earlier reply."""
 Int32s = np.ndarray[Any, np.dtype[np.int32]]  # Any: shapes are [T]
 Float32s = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -96,6 +100,9 @@ class Comparison:
     """Of these, how many still stand behind their prompt in the plain render of some later call."""
     spliced: Verdict = Verdict()
     """Prefix merging of what a plain proxy would have recorded."""
+    prompts: int = 0
+    faithful: int = 0
+    """Of these, how many say what the request says, read from their tokens by code of its own (reading.py)."""
 
     def __add__(self, other: Comparison) -> Comparison:
         return Comparison(
@@ -105,6 +112,8 @@ class Comparison:
             self.continued + other.continued,
             self.kept + other.kept,
             self.spliced + other.spliced,
+            self.prompts + other.prompts,
+            self.faithful + other.faithful,
         )
 
 
@@ -115,7 +124,7 @@ def compare(run: Path) -> Comparison:
     prompts = full_prompts(table)
     ours = [_answer(row, prompts[row["call_id"], row["choice"]]) for row in rows if row["kind"] in TRAINED_KINDS]
     plain = [replace(a, prompt=plain_prompt(rows, a.call_id)) for a in ours]
-    continuing = [row for row in rows if row["kind"] in TRAINED_KINDS and row["root_reason"] != "first"]
+    continuing = [row for row in rows if row["kind"] in TRAINED_KINDS and row["root_reason"] not in NEW]
     continued, kept = rerender(plain)
     forests = [grow(session) for session in calls.by_session(calls.read(run)).values()]
     return Comparison(
@@ -125,6 +134,8 @@ def compare(run: Path) -> Comparison:
         continued,
         kept,
         judge(plain, prefix_merging(plain)),
+        len(rows),
+        sum(_says_the_same(rows, row["call_id"], prompts[row["call_id"], row["choice"]]) for row in rows),
     )
 
 
@@ -147,13 +158,23 @@ def _answer(row: Json, prompt: Int32s) -> Answer:
 
 def plain_prompt(rows: Sequence[Json], call_id: str) -> Int32s:
     """What the model's own chat template makes of the messages that the harness sent: a plain proxy's prompt."""
-    row = next(row for row in rows if row["call_id"] == call_id)
-    asked = {"method": "POST", "host": row["host"], "path": row["path"], "headers": {"user-agent": row["user_agent"]}}
-    conversation = decoded(asked | {"body": request_body(list(rows), call_id)})
+    conversation = _conversation(rows, call_id)
     ids = _tokenizer().apply_chat_template(
         chat(conversation.messages), tools=specs(conversation.tools), add_generation_prompt=True, return_dict=False
     )
     return np.array(ids, np.int32)
+
+
+def _says_the_same(rows: Sequence[Json], call_id: str, prompt: Int32s) -> bool:
+    text = str(_tokenizer().decode(prompt.tolist(), skip_special_tokens=False))
+    return read(text) == asked(_conversation(rows, call_id))
+
+
+def _conversation(rows: Sequence[Json], call_id: str) -> Conversation:
+    """What the harness asked, decoded from its own body."""
+    row = next(row for row in rows if row["call_id"] == call_id)
+    sent = {"method": "POST", "host": row["host"], "path": row["path"], "headers": {"user-agent": row["user_agent"]}}
+    return decoded(sent | {"body": request_body(list(rows), call_id)})
 
 
 @cache

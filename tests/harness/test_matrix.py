@@ -32,7 +32,7 @@ COLUMNS = (
 )  # fmt: skip
 COMPARED = (
     "harness", "mode", "sampled", "exact edges", "trained", "out of context", "twice", "rows",
-    "re-render keeps", "splice: trained", "out of context", "rows",
+    "prompts read back", "re-render keeps", "splice: trained", "out of context", "rows",
 )  # fmt: skip
 
 
@@ -139,6 +139,7 @@ def _complaints(cell: Cell, played: Played) -> list[str]:
         and compared.exact != compared.continuing,
         f"the parent of the last call is shown by {_last_evidence(played)}": cell.text_turn is not None
         and _last_evidence(played) != cell.text_turn,
+        f"of {compared.prompts} prompts, {compared.faithful} say what was asked": compared.faithful != compared.prompts,
         "no later call forks": not cell.append_only and _agent_roots(played) < 2,
         f"roots with a history have the windows {_windows(played)}": None in _windows(played),
         f"{ours.out_of_context} tokens stand where they were not sampled": ours.out_of_context > 0,
@@ -167,7 +168,7 @@ def _agent_roots(played: Played) -> int:
 
 
 def _forks(played: Played) -> list[Json]:
-    return [row for row in played.rows if row["root_reason"] not in (None, "first")]
+    return [row for row in played.rows if row["root_reason"] not in (None, "first", "subagent")]
 
 
 def _windows(played: Played) -> list[str | None]:
@@ -238,6 +239,7 @@ def _compared(found: Comparison) -> list[str]:
         str(ours.out_of_context),
         str(ours.twice),
         f"{ours.rows / max(1, ours.sessions):.2f}",
+        f"{found.faithful} of {found.prompts}",
         _share(found.kept, found.continued),
         _share(spliced.trained, spliced.sampled),
         f"{spliced.out_of_context} ({_share(spliced.out_of_context, spliced.trained)})",
