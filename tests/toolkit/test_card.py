@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import yaml
 
 from polar_toolkit import batches, card, merge, packed, rewards, trajectories
 
@@ -48,9 +49,10 @@ def test_every_column_is_explained(merged_folder):
 
 def test_the_card_warns_that_prompts_are_data(merged_folder):
     """Behind a YAML head with the files."""
-    text = (merged_folder / "README.md").read_text()
-    assert text.startswith("---\npretty_name: ")
-    assert "data_files: batches/*.parquet" in text
+    _, head, text = (merged_folder / "README.md").read_text().split("---\n", 2)
+    values = yaml.safe_load(head)
+    assert values["pretty_name"] == "polar-mitm: r"
+    assert [config["data_files"] for config in values["configs"]] == ["trajectories/*.parquet", "batches/*.parquet"]
     assert "Prompts are data" in text
 
 

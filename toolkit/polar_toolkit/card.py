@@ -6,13 +6,14 @@ are data and may hold secrets.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from polar_toolkit.ledger import Report
 
 _HEAD = """---
-pretty_name: {name}
+pretty_name: {quoted}
 task_categories:
 - reinforcement-learning
 tags:
@@ -80,7 +81,9 @@ def _head(report: Report) -> str:
     configs = "\n".join(f"- config_name: {name}\n  data_files: {name}/*.parquet" for name in folders)
     runs = ", ".join(f"`{run}`" for run in report["runs"])
     name = "polar-mitm: " + ", ".join(report["runs"])
-    return _HEAD.format(name=name, size=_size(report["trajectories"]["total"]), configs=configs, runs=runs)
+    return _HEAD.format(
+        name=name, quoted=json.dumps(name), size=_size(report["trajectories"]["total"]), configs=configs, runs=runs
+    )
 
 
 def _size(rows: int) -> str:

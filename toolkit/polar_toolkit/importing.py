@@ -90,7 +90,7 @@ def lines(summary: Summary, out: Path) -> Iterator[str]:
         f"{len(summary.rewards):,} rewards: {out}"
     )
     if summary.bad:
-        yield f"{summary.bad:,} bad records, all listed in {out / QUARANTINE}:"
+        yield f"bad records: {summary.bad:,}, all listed in {out / QUARANTINE}:"
         yield from summary.first_bad
     if summary.bad > len(summary.first_bad):
         yield f"and {summary.bad - len(summary.first_bad):,} more"

@@ -78,7 +78,7 @@ def _call_table(report: Report) -> Table:
         "trajectories": f"{report['trajectories']['total']} ({report['trajectories']['tokens']:,} tokens)",
         "  a session": "{least} to {most}, {mean:.2f} on average".format(**report["trajectories"]["by_session"]),
         "weight versions": _listed(report["weight_versions"]),
-        "  so many in a session": _listed(report["versions_by_session"]),
+        "  in a session": ", ".join(f"{n} in {count:,}" for n, count in report["versions_by_session"].items()),
         "bytes on disk": f"{report['disk']['bytes']:,}" + (f" ({disk:.1f} a sampled token)" if disk else ""),
     }
     for name, value in rows.items():
