@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from polar_mitm.journal.frames import UnreadableRun, check_version, conform, open_journal, stamped_schema
+from polar_mitm.journal.frames import Contents, UnreadableRun, check_version, conform, open_journal, stamped_schema
 from polar_mitm.journal.sealing import lock_dead
 from polar_mitm.rows import SCHEMA
 
@@ -95,17 +95,14 @@ def _check_run(run: Path) -> None:
 
 def _copy(path: Path, scratch: Path, columns: list[str]) -> Path | None:
     """Some columns of a journal as Parquet, a bounded part of it in memory at a time; None when it is sealed now."""
-    lock = lock_dead(path, fcntl.LOCK_SH)
-    if lock is not None:
-        os.close(lock)
-    try:
-        contents = open_journal(path)
-    except FileNotFoundError:  # sealed since the folder was listed: its rows are among the Parquet files
+    opened = _open(path)
+    if opened is None:
         return None
+    contents, lost = opened
     copy, schema = scratch / f"{path.stem}.parquet", pa.schema([SCHEMA.field(name) for name in columns])
     schema = schema.with_metadata(stamped_schema().metadata)
     with pq.ParquetWriter(copy, schema, compression="zstd") as writer:
-        for table in contents.tables(lost=lock is not None):
+        for table in contents.tables(lost=lost):
             writer.write_table(table.select(columns).replace_schema_metadata(schema.metadata))
     return copy
 
@@ -129,15 +126,26 @@ def _elements(file: pq.ParquetFile, group: int) -> dict[str, int]:
 
 
 def _read_journal(path: Path, session_id: str | None) -> pa.Table:
+    opened = _open(path)
+    if opened is None:
+        return SCHEMA.empty_table()
+    contents, lost = opened
+    tables = (_of_session(table, session_id) for table in contents.tables(lost=lost))
+    return pa.concat_tables([SCHEMA.empty_table(), *tables])
+
+
+def _open(path: Path) -> tuple[Contents, bool] | None:
+    """A journal, and whether its writer is dead; None when it was sealed since the folder was listed.
+
+    The rows of one that was sealed are then among the Parquet files.
+    """
     lock = lock_dead(path, fcntl.LOCK_SH)
     if lock is not None:
         os.close(lock)
     try:
-        contents = open_journal(path)
-    except FileNotFoundError:  # sealed since the folder was listed: its rows are among the Parquet files
-        return SCHEMA.empty_table()
-    tables = (_of_session(table, session_id) for table in contents.tables(lost=lock is not None))
-    return pa.concat_tables([SCHEMA.empty_table(), *tables])
+        return open_journal(path), lock is not None
+    except FileNotFoundError:
+        return None
 
 
 def _read_sealed(path: Path, session_id: str | None, columns: list[str]) -> pa.Table:
