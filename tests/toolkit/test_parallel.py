@@ -14,7 +14,7 @@ from polar_toolkit import parallel
 from polar_toolkit.errors import Refusal
 
 WAITS = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from polar_toolkit import parallel
 
@@ -24,6 +24,7 @@ def wait(folder):
 
 import multiprocessing
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it: nohup, "&"
     list(parallel.in_order(wait, [sys.argv[1]] * 4, 2))
 """
 
@@ -63,10 +64,13 @@ def test_no_worker_outlives_an_interrupted_or_killed_parent(tmp_path, end):
     script = tmp_path / "waits.py"
     script.write_text(WAITS)
     (tmp_path / "pids").mkdir()
-    parent = subprocess.Popen([sys.executable, script, tmp_path / "pids"], stderr=subprocess.DEVNULL)
-    until(lambda: len(list((tmp_path / "pids").iterdir())) == 2)
-    parent.send_signal(end)
-    assert parent.wait(60) != 0
+    with subprocess.Popen([sys.executable, script, tmp_path / "pids"], stderr=subprocess.DEVNULL) as parent:
+        try:
+            until(lambda: len(list((tmp_path / "pids").iterdir())) == 2)
+            parent.send_signal(end)
+            assert parent.wait(60) != 0
+        finally:
+            parent.kill()
     until(lambda: not any(Path("/proc", path.name).exists() for path in (tmp_path / "pids").iterdir()))
 
 
