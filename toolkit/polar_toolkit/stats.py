@@ -25,7 +25,9 @@ def tables(report: Report) -> list[Table]:
 
 def session_table(sessions: pa.Table) -> Table:
     """One line a session (`Ledger.sessions`)."""
-    table = Table("run", "session", "group", "calls", "sampled", "trained", "not trained", "trajectories", "versions")
+    table = Table()
+    for name in ("run", "session", "group", "calls", "sampled", "trained", "not trained", "trajectories", "versions"):
+        table.add_column(name, overflow="fold")  # a narrow terminal cuts no name short
     for row in sessions.to_pylist():
         table.add_row(
             row["run_id"], row["session_id"], row["group_id"] or "", f"{row['calls']:,}", f"{row['sampled']:,}",
