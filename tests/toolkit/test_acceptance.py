@@ -1,13 +1,13 @@
 """The cases in which mergers of agent calls lose tokens, train them twice or train them out of context, each with the
 right tokens and masks written out.
 
-Their like that merging does not decide stands elsewhere: JSON, white space and ids rewritten by the harness in
-tests/mitm/test_prompting.py and tests/judges/test_histories.py; thinking that a template drops, and reminders inside a
-tool loop in tests/mitm/tokens and tests/mitm/test_prompting.py; disconnects in tests/mitm/test_gateway.py; lost calls
-in tests/harness/test_durability.py; streams that add up to plain answers in tests/judges/test_streams.py; truncated
-tool calls in tests/mitm/tokens/test_parsed.py and tests/mitm/test_choice.py; error shapes and overflow in
-tests/judges/test_errors.py; count_tokens, which generates nothing, in tests/judges/test_side_routes.py; export to
-trainers in tests/toolkit/export.
+Their like that merging does not decide stands elsewhere: replies spelled anew by the harness, reminders, concurrent
+calls of one parent and cut tool calls in tests/mitm/test_acceptance.py; reasoning that a template drops, under both
+policies, in tests/mitm/test_prompting.py; disconnects in tests/mitm/test_turn.py; lost calls in
+tests/harness/test_durability.py; streams that add up to plain answers, fed to the SDKs byte by byte, in
+tests/judges/test_streams.py; error shapes and overflow in tests/judges/test_errors.py; count_tokens, which generates
+nothing, in tests/judges/test_side_routes.py and tests/mitm/test_gateway.py; export to trainers in
+tests/toolkit/export.
 """
 
 import itertools
