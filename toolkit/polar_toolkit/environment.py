@@ -86,8 +86,18 @@ def variables(run: Path, session: str | None, group: str | None) -> dict[str, st
     return {
         **names,
         **{name.lower(): value for name, value in names.items()},
-        "NODE_EXTRA_CA_CERTS": str(proxy.ca.resolve()),
         "NODE_USE_ENV_PROXY": "1",
+        **trust(bundle, str(proxy.ca.resolve())),
+    }
+
+
+def trust(bundle: str, ca: str) -> dict[str, str]:
+    """The variables that do not name the proxy, all that a harness needs where its connections are led there anyhow.
+
+    `bundle`: path of the system's certificates with the interceptor's; `ca`: path of the interceptor's alone.
+    """
+    return {
+        "NODE_EXTRA_CA_CERTS": ca,
         **dict.fromkeys(_BUNDLE_VARIABLES, bundle),
         **dict.fromkeys(_KEY_VARIABLES, "dummy"),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
