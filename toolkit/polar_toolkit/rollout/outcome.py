@@ -126,7 +126,8 @@ _AS_JSON = ("reward_parts", "artifacts", "metadata")
 
 def from_json(row: Mapping[str, Any]) -> Outcome:  # Any: JSON
     """The inverse of `Outcome.as_json`."""
-    return Outcome(**{**row, "status": Status(row["status"])})
+    fields: dict[str, Any] = {**row, "status": Status(row["status"])}  # Any: JSON
+    return Outcome(**fields)
 
 
 def table(outcomes: Iterable[Outcome]) -> pa.Table:
