@@ -1,5 +1,7 @@
 """A tiny real model with a byte tokenizer, and batches written by the public contract."""
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +69,17 @@ def tiny_model(tmp_path_factory) -> Path:
     Qwen3ForCausalLM(config).save_pretrained(folder)
     _byte_tokenizer().save_pretrained(folder)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sliding_model(tiny_model, tmp_path_factory) -> Path:
+    """The tiny model with a sliding window in its second layer."""
+    folder = shutil.copytree(tiny_model, tmp_path_factory.mktemp("models") / "sliding")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    config["layer_types"] = ["full_attention", "sliding_attention"]
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

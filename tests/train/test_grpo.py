@@ -8,7 +8,8 @@ import torch
 from polar_train import grpo
 from polar_train.data import read_batches
 from polar_train.errors import BadInput, NothingLearned
-from polar_train.grpo import Settings, backward, lay_out, train, update
+from polar_train.forest import Layout
+from polar_train.grpo import Settings, backward, grow, train, update
 from polar_train.model import load, token_logprobs
 
 CPU = torch.device("cpu")
@@ -52,13 +53,15 @@ def test_a_step_moves_logprobs_with_their_advantage(tiny_model, write, on_policy
     good.advantage, bad.advantage = 1.0, -1.0
     rows = read_batches(write([good], [bad]))
     model = load(tiny_model, CPU)
-    passes = lay_out(rows, model)
     update(model, rows, Settings(lr=1e-4), advance=silent)
     change = []
-    for one in passes:
+    for one in (good, bad):
+        trained = torch.tensor(one.mask).bool()
         with torch.no_grad():
-            new = token_logprobs(model, one.input_ids_T, one.position_ids_T, one.loss_mask_T, one.temperature_T)
-        change.append((new - one.old_logprobs_L).sum().item())
+            new = token_logprobs(
+                model, torch.tensor(one.ids).long(), torch.arange(len(one.ids)), trained, torch.ones(len(one.ids))
+            )
+        change.append((new - torch.tensor(one.old)[trained]).sum().item())
     assert change[0] > 0 > change[1]
 
 
@@ -87,18 +90,33 @@ def test_steps_beyond_the_clip_are_an_error(tiny_model, write, on_policy):
         update(load(tiny_model, CPU), rows, Settings(lr=1e-3, steps=2), advance=silent)
 
 
-def test_recomputed_activations_give_the_same_gradient(tiny_model, write, draw):
-    """A pass above the limit keeps no activations and yields the same gradient."""
-    length = grpo.RECOMPUTE_ABOVE + 8
-    model = load(tiny_model, CPU).train()
-    (one,) = lay_out(read_batches(write(draw(length))), model)
-    backward(model, one, Settings())
+def test_the_layout_changes_nothing(tiny_model, write, draw):
+    """Every layout gives the same loss and gradient norm, also where a trajectory is longer than a node."""
+    rows = read_batches(write(draw(1200, 60, 31)))
+    seen = [update(load(tiny_model, CPU), rows, Settings(layout=layout), advance=silent)[0] for layout in Layout]
+    assert [one.tokens for one in seen] == [seen[0].tokens] * 3
+    assert [one.loss for one in seen] == pytest.approx([seen[0].loss] * 3, rel=1e-5)
+    assert [one.grad_norm for one in seen] == pytest.approx([seen[0].grad_norm] * 3, rel=1e-5)
+
+
+def test_a_model_that_cannot_be_cut_is_not(sliding_model, write, draw):
+    """With a sliding window each trajectory is one pass, however long; beyond a length activations are made anew."""
+    rows = read_batches(write(draw(grpo.RECOMPUTE_ABOVE + 8), draw(60)))
+    model = load(sliding_model, CPU).train()
+    (forest,) = grow(rows, model, Settings())
+    assert len(forest.nodes(len(forest))) == 2
+    backward(model, forest, Settings())
+    recomputed = [parameter.grad.clone() for parameter in model.parameters()]
     assert model.is_activation_checkpointing
-    recomputed = [p.grad.clone() for p in model.parameters()]
-    model.activation_checkpointing_disable()
     model.zero_grad()
-    got = token_logprobs(model, one.input_ids_T, one.position_ids_T, one.loss_mask_T, one.temperature_T)
-    grpo.grpo_loss(got, one.old_logprobs_L, one.advantages_L, one.weights_L, clip_low=0.2, clip_high=0.28)[0].backward()
+    for row in rows:
+        one = torch.tensor(row.input_ids_T).long()
+        got = token_logprobs(
+            model, one, torch.arange(len(one)), torch.tensor(row.loss_mask_T), torch.tensor(row.temperature_T)
+        )
+        on = row.loss_mask_T
+        columns = (torch.tensor(c[on]) for c in (row.old_logprobs_T, row.advantages_T, row.loss_weight_T))
+        grpo.grpo_loss(got, *columns, clip_low=0.2, clip_high=0.28)[0].backward()
     assert all(torch.allclose(a, p.grad, atol=1e-6) for a, p in zip(recomputed, model.parameters(), strict=True))
 
 
@@ -112,11 +130,12 @@ def test_trajectories_without_advantage_count_but_have_no_gradient(tiny_model, w
     assert seen.grad_norm > 0
 
 
-def test_progress_counts_every_pass(tiny_model, write, draw):
-    """The caller sees done and planned passes over all steps."""
+def test_progress_counts_every_forest(tiny_model, write, draw):
+    """The caller sees done and planned forests over all steps."""
     seen = []
     rows = read_batches(write(draw(40, 30)))
-    update(load(tiny_model, CPU), rows, Settings(steps=2), advance=lambda done, planned: seen.append((done, planned)))
+    settings = Settings(steps=2, row_tokens=40)
+    update(load(tiny_model, CPU), rows, settings, advance=lambda done, planned: seen.append((done, planned)))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 

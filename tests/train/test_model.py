@@ -72,3 +72,13 @@ def test_only_full_attention_packs():
     assert packs(Qwen3Config())
     assert not packs(MistralConfig(sliding_window=128))
     assert not packs(Qwen3Config(use_sliding_window=True, sliding_window=64, max_window_layers=1))
+
+
+def test_the_logits_of_the_token_itself_are_not_its_own(tiny_model):
+    """Negative control: reading the logits at t, instead of t - 1, raises nothing and gives other logprobs."""
+    model = load(tiny_model).eval()
+    ids = torch.arange(5, 25)
+    with torch.no_grad():
+        got = token_logprobs(model, ids, torch.arange(20), torch.arange(20) > 0, torch.ones(20))
+        wrong = model(ids[None]).logits[0].log_softmax(-1).gather(1, ids[:, None])[1:, 0]
+    assert (got - wrong).abs().max() > 0.05

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from polar_train.errors import BadInput, TrainError
+from polar_train.forest import Layout
 
 if TYPE_CHECKING:
     from polar_train.grpo import Report
@@ -44,6 +45,7 @@ def step(
     clip_high: Annotated[float, typer.Option(min=0, help="The ratio is clipped above at 1 + this.")] = 0.28,
     max_grad_norm: Annotated[float, typer.Option(min=0, help="The gradient is scaled down to this norm.")] = 1.0,
     steps: Annotated[int, typer.Option(min=1, help="Updates from this batch, each over the whole of it.")] = 1,
+    layout: Annotated[Layout, typer.Option(help="What is computed once: the gradient is the same.")] = Layout.TREE,
     threads: Threads = None,
 ) -> None:
     """Make a GRPO update from batch Parquet and write the new model in Hugging Face format."""
@@ -52,7 +54,7 @@ def step(
 
         _one_bar_only()
         _use_threads(threads)
-        settings = Settings(lr=lr, clip_low=clip_low, clip_high=clip_high, max_grad_norm=max_grad_norm, steps=steps)
+        settings = Settings(lr, clip_low, clip_high, max_grad_norm, steps, layout)
         with _progress() as progress:
             task = progress.add_task("training", total=None)
             report = train(

@@ -12,17 +12,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from polar_train import branches
 from polar_train.data import Row, read_batches
 from polar_train.errors import BadInput, NothingLearned
-from polar_train.model import load, packs, token_logprobs
+from polar_train.forest import Forest, Layout, lay_out
+from polar_train.model import load, packs
 from polar_train.objective import Metrics, grpo_loss, total
-from polar_train.packing import Pass, split, to_pass
 from polar_train.weights import check_free, save_checkpoint
 
 RECOMPUTE_ABOVE = 2048
-"""Passes of more tokens recompute activations in the backward pass: a third more time, a fraction of the memory."""
+"""Of models that cannot be cut: passes of more tokens recompute their activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class Settings:
     """The gradient is scaled down to this norm."""
     steps: int = 1
     """Updates from this batch, each over the whole of it."""
+    layout: Layout = Layout.TREE
+    """How much is merged before it is computed; the gradient is the same."""
+    row_tokens: int = 65536
+    """Of one forest: more share more of their beginnings, and take more memory for their data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +112,16 @@ def update(
     model: PreTrainedModel, rows: list[Row], settings: Settings, *, advance: Callable[[int, int], None]
 ) -> list[Update]:
     """`settings.steps` updates of the model in place, each over all rows; see `train`."""
-    passes = lay_out(rows, model)
-    planned = len(passes) * settings.steps
+    forests = grow(rows, model, settings)
+    planned = len(forests) * settings.steps
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
     model.train()
     updates: list[Update] = []
     for step in range(settings.steps):
         parts: list[Metrics] = []
-        for index, one in enumerate(passes):
-            parts.append(backward(model, one, settings))
-            advance(step * len(passes) + index + 1, planned)
+        for index, forest in enumerate(forests):
+            parts.append(backward(model, forest, settings))
+            advance(step * len(forests) + index + 1, planned)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm).item()
         updates.append(_update(total(parts), norm))
         optimizer.step()
@@ -123,35 +129,36 @@ def update(
     return updates
 
 
-def lay_out(rows: list[Row], model: PreTrainedModel) -> list[Pass]:
-    """The forward passes for rows on the model's device.
-
-    On a CPU, and for models that cannot pack, every trajectory is a pass of its own.
-    """
-    alone = model.device.type == "cpu" or not packs(model.config)
-    pieces = [piece for row in rows for piece in (split(row) if alone else (row,))]
-    return [to_pass(piece, model.device) for piece in pieces if piece.trained]
+def grow(rows: list[Row], model: PreTrainedModel, settings: Settings) -> list[Forest]:
+    """The rows in the layout of the settings; of a model whose sequences cannot be cut, `packed` at most."""
+    layout = settings.layout
+    if layout is Layout.TREE and not packs(model.config):
+        layout = Layout.PACKED
+    return list(lay_out(rows, layout, settings.row_tokens))
 
 
-def backward(model: PreTrainedModel, one: Pass, settings: Settings) -> Metrics:
-    """Adds the gradient of one pass to the model's, and gives its figures.
+def backward(model: PreTrainedModel, forest: Forest, settings: Settings) -> Metrics:
+    """Adds the gradient of one forest to the model's, and gives its figures."""
+    longest = branches.LONGEST
+    if not packs(model.config):
+        longest = len(forest)
+        _recompute(model, wanted=max(node.b - node.a for node in forest.nodes(longest)) > RECOMPUTE_ABOVE)
+    old_T, advantages_T, weights_T = (
+        torch.from_numpy(column).to(model.device)
+        for column in (forest.old_logprobs_T, forest.advantages_T, forest.loss_weight_T)
+    )
+    parts: list[Metrics] = []
 
-    Where no token has an advantage the gradient is zero by the formula, and only the forward pass is made.
-    """
-    _recompute(model, wanted=len(one.input_ids_T) > RECOMPUTE_ABOVE)
-    with torch.set_grad_enabled(one.learns):
-        logprobs_L = token_logprobs(model, one.input_ids_T, one.position_ids_T, one.loss_mask_T, one.temperature_T)
+    def loss_of(logprobs_L: Tensor, at_L: Tensor) -> Tensor:
         loss, metrics = grpo_loss(
-            logprobs_L,
-            one.old_logprobs_L,
-            one.advantages_L,
-            one.weights_L,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-        )
-    if one.learns:
-        loss.backward()
-    return metrics
+            logprobs_L, old_T[at_L], advantages_T[at_L], weights_T[at_L],
+            clip_low=settings.clip_low, clip_high=settings.clip_high,
+        )  # fmt: skip
+        parts.append(metrics)
+        return loss
+
+    branches.backward(model, forest, loss_of, longest=longest)
+    return total(parts)
 
 
 def _recompute(model: PreTrainedModel, *, wanted: bool) -> None:
