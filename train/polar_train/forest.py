@@ -1,8 +1,8 @@
 """The one form of training data: a forest of tokens in depth-first order. Layouts differ only in how much they merge.
 
 Invariant: every root-to-leaf path spells a trajectory, and every token that bears loss stands in the forest once,
-behind the very tokens before it. Tokens with the same tokens before them are one node whatever session they are from, unless
-both bear loss: two samples stay two. Pure numpy; it knows neither model nor loss.
+behind the very tokens before it. Tokens with the same tokens before them are one node whatever session they are from,
+unless both bear loss: two samples stay two. Pure numpy; it knows neither model nor loss.
 
 | layout | what is merged | tokens computed |
 |---|---|---|
