@@ -61,7 +61,7 @@ def by_forest(model, rows, layout, *, max_tokens=100_000, run=branches.backward,
     for forest in lay_out(rows, layout, max_tokens):
         old_T = torch.from_numpy(forest.old_logprobs_T)
 
-        def loss_of(logprobs_L, at_L, forest=forest, old_T=old_T):
+        def loss_of(logprobs_L, _entropies_L, at_L, forest=forest, old_T=old_T):
             return -((logprobs_L - old_T[at_L]).exp() * surrogate(forest, at_L.numpy())).sum()
 
         run(model, forest, loss_of, **cut)
@@ -106,7 +106,7 @@ def test_tokens_below_nothing_that_learns_are_only_counted(model):
         row.advantages_T[:] = 0
     told = 0
 
-    def loss_of(logprobs_L, at_L):
+    def loss_of(logprobs_L, _entropies_L, at_L):
         nonlocal told
         told += len(at_L)
         assert not logprobs_L.requires_grad
@@ -141,7 +141,7 @@ def one_row(*, positions, mask):
             use_cache=False,
         ).logits[0]
         before_L = torch.from_numpy(forest.parent_T).long()[at_L]
-        loss_of(logits[before_L].log_softmax(-1).gather(1, ids[at_L, None])[:, 0], at_L).backward()
+        loss_of(logits[before_L].log_softmax(-1).gather(1, ids[at_L, None])[:, 0], None, at_L).backward()
 
     return run
 
@@ -202,3 +202,23 @@ def test_a_beginning_without_gradient_changes_the_gradient(model):
 
     rows = branching(300)
     assert error(by_forest(model, rows, Layout.TREE, run=run), by_trajectory(model, rows)) > 0.05
+
+
+def test_logprobs_and_entropies_are_those_of_plain_passes(model):
+    """Of every trained token, under its temperature; nothing is left on the model."""
+    rows = branching(300)
+    (forest,) = lay_out(rows, Layout.TREE, 1000)
+    forest.temperature_T[:] = 0.7
+    got_T = branches.logprobs(model, forest, longest=7)
+    told: list[torch.Tensor] = []
+    branches.backward(model, forest, lambda lp, entropies, at: (told.append(entropies), lp.sum())[1], longest=7)
+    logits = model(
+        input_ids=torch.from_numpy(forest.input_ids_T).long()[None],
+        position_ids=torch.from_numpy(forest.position_T).long()[None],
+        attention_mask=ancestors(forest),
+    ).logits[0]
+    at = torch.from_numpy(np.flatnonzero(forest.loss_mask_T))
+    all_LV = (logits[torch.from_numpy(forest.parent_T).long()[at]] / 0.7).log_softmax(-1)
+    plain_L = all_LV.gather(1, torch.from_numpy(forest.input_ids_T).long()[at, None])[:, 0]
+    assert torch.allclose(got_T[at], plain_L, atol=1e-5)
+    assert torch.allclose(sum(map(torch.sum, told)), -(all_LV.exp() * all_LV).sum(), rtol=1e-5)

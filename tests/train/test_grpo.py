@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from polar_train.errors import BadInput, NothingLearned
 from polar_train.forest import Layout
 from polar_train.grpo import Settings, backward, grow, train, update
 from polar_train.model import load, token_logprobs
+from polar_train.objective import Objective, Tokens
 
 CPU = torch.device("cpu")
 
@@ -116,8 +118,52 @@ def test_a_model_that_cannot_be_cut_is_not(sliding_model, write, draw):
         )
         on = row.loss_mask_T
         columns = (torch.tensor(c[on]) for c in (row.old_logprobs_T, row.advantages_T, row.loss_weight_T))
-        grpo.grpo_loss(got, *columns, clip_low=0.2, clip_high=0.28)[0].backward()
+        grpo.grpo_loss(Tokens(got, *columns), Objective())[0].backward()
     assert all(torch.allclose(a, p.grad, atol=1e-6) for a, p in zip(recomputed, model.parameters(), strict=True))
+
+
+def test_truncated_importance_holds_back_what_the_engine_made_unlikely(tiny_model, write, on_policy):
+    """Tokens that the engine gave less than the trainer weigh at most the cap; the ratio starts at 1."""
+    drawn = on_policy(40)
+    drawn[0].old[drawn[0].mask == 1] -= 5.0
+    rows = read_batches(write(drawn))
+    capped, against = (
+        update(load(tiny_model, CPU), rows, Settings(objective=objective), advance=silent)[0]
+        for objective in (Objective(importance_cap=2.0), Objective(clip_high=1e9))
+    )
+    assert capped.ratio_mean == pytest.approx(1)
+    assert against.ratio_mean == pytest.approx(np.exp(5.0), rel=1e-3)
+    assert capped.loss == pytest.approx(against.loss * 2.0 / np.exp(5.0), rel=1e-3)
+
+
+def test_the_second_update_is_against_the_policy_before_the_first(tiny_model, write, on_policy):
+    """With an importance cap, later updates are clipped against the proximal policy, not against the engine's."""
+    drawn = on_policy(40, 30)
+    for one in drawn:
+        one.old[one.mask == 1] -= 3.0
+    rows = read_batches(write(drawn))
+    settings = Settings(lr=1e-5, steps=2, objective=Objective(importance_cap=2.0))
+    first, second = update(load(tiny_model, CPU), rows, settings, advance=silent)
+    assert first.ratio_mean == pytest.approx(1)
+    assert 0 < abs(second.ratio_mean - 1) < 0.1
+
+
+def test_kl_to_a_reference_is_reported_and_pulls(tiny_model, write, on_policy):
+    """At the reference itself it is 0; away from it, it is positive and part of the loss."""
+    rows = read_batches(write(on_policy(40, 30)))
+    reference, settings = load(tiny_model, CPU).eval(), Settings(lr=1e-3, steps=2, objective=Objective(kl=0.1))
+    first, second = update(load(tiny_model, CPU), rows, settings, advance=silent, reference=reference)
+    assert first.kl_mean == pytest.approx(0, abs=1e-6)
+    assert second.kl_mean > 1e-4
+
+
+def test_kl_without_a_reference_is_refused(tiny_model, write, draw, tmp_path):
+    """And a reference without a weight, too: one of them was forgotten."""
+    batches = write(draw(40))
+    with pytest.raises(BadInput, match="give both or neither"):
+        train(batches, tiny_model, tmp_path / "a", Settings(objective=Objective(kl=0.1)), advance=silent)
+    with pytest.raises(BadInput, match="give both or neither"):
+        train(batches, tiny_model, tmp_path / "a", Settings(), advance=silent, reference=tiny_model)
 
 
 def test_trajectories_without_advantage_count_but_have_no_gradient(tiny_model, write, draw):

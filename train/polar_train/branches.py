@@ -22,8 +22,8 @@ LONGEST = 1024
 KEPT = 1024
 """Tokens on the path whose activations are kept for the way back; beyond them nodes are computed twice."""
 
-LossOf = Callable[[Tensor, Tensor], Tensor]
-"""(logprobs [L], indices of the L tokens in the forest) -> their part of the loss, a scalar."""
+LossOf = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(logprobs [L], entropies [L] in nats without grad, indices of the L tokens in the forest) -> their loss, a scalar."""
 
 
 @dataclass(slots=True)
@@ -50,6 +50,20 @@ def backward(
     _Walk(model, forest, loss_of, longest, kept).run()
 
 
+def logprobs(model: PreTrainedModel, forest: Forest, *, longest: int = LONGEST) -> Tensor:
+    """Logprobs [T] float32 of the tokens that bear loss, 0 elsewhere; no gradient is made."""
+    found_T = torch.zeros(len(forest), device=model.device)
+
+    def note(logprobs_L: Tensor, _entropies_L: Tensor, at_L: Tensor) -> Tensor:
+        found_T[at_L] = logprobs_L
+        return logprobs_L.sum()
+
+    walk = _Walk(model, forest, note, longest, 0)
+    walk.learning[:] = 0
+    walk.run()
+    return found_T
+
+
 class _Walk:
     def __init__(self, model: PreTrainedModel, forest: Forest, loss_of: LossOf, longest: int, kept: int) -> None:
         self._model, self._forest, self._loss_of, self._kept = model, forest, loss_of, kept
@@ -59,7 +73,7 @@ class _Walk:
         self._positions = torch.from_numpy(forest.position_T.astype(np.int64)).to(model.device)
         self._temperature = torch.from_numpy(forest.temperature_T).to(model.device)
         learns = forest.loss_mask_T & (forest.advantages_T * forest.loss_weight_T != 0)
-        self._learning = np.concatenate([[0], np.cumsum(learns)])
+        self.learning = np.concatenate([[0], np.cumsum(learns)])
         self._predicts = _predictions(self._nodes, forest)
         self._path: list[_Frame] = []
 
@@ -77,7 +91,7 @@ class _Walk:
 
     def _enter(self, index: int) -> None:
         node = self._nodes[index]
-        learns = bool(self._learning[node.end] - self._learning[node.a + 1])
+        learns = bool(self.learning[node.end] - self.learning[node.a + 1])
         frame = _Frame(index, node, list(self._below[index]))
         if not frame.children:
             with torch.set_grad_enabled(learns):
@@ -123,8 +137,9 @@ class _Walk:
         if not len(predicted):
             return None, made
         at_L = torch.from_numpy(predicted).to(self._model.device)
-        scaled_LV = logits.float() / self._temperature[at_L, None]
-        return self._loss_of(scaled_LV.log_softmax(-1).gather(1, self._ids[at_L, None])[:, 0], at_L), made
+        logprobs_LV = (logits.float() / self._temperature[at_L, None]).log_softmax(-1)
+        logprobs_L = logprobs_LV.gather(1, self._ids[at_L, None])[:, 0]
+        return self._loss_of(logprobs_L, _entropies(logprobs_LV.detach()), at_L), made
 
     def _cache(self) -> tuple[DynamicCache, int]:
         cache = DynamicCache()
@@ -133,6 +148,10 @@ class _Walk:
                 keys, values = zip(*(frame.leaves[layer] for frame in self._path), strict=True)
                 cache.update(torch.cat(keys, 2), torch.cat(values, 2), layer)
         return cache, int(cache.get_seq_length())
+
+
+def _entropies(logprobs_LV: Tensor) -> Tensor:
+    return -(logprobs_LV.exp() * logprobs_LV).sum(-1)
 
 
 def _layers(cache: DynamicCache | None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -45,21 +45,30 @@ def step(
     clip_high: Annotated[float, typer.Option(min=0, help="The ratio is clipped above at 1 + this.")] = 0.28,
     max_grad_norm: Annotated[float, typer.Option(min=0, help="The gradient is scaled down to this norm.")] = 1.0,
     steps: Annotated[int, typer.Option(min=1, help="Updates from this batch, each over the whole of it.")] = 1,
+    importance_cap: Annotated[
+        float | None,
+        typer.Option(min=0, help="Truncated importance sampling: a token weighs min(trainer / engine, this)."),
+    ] = None,
+    kl: Annotated[float, typer.Option(min=0, help="Weight of the KL to --reference (k3 estimate).")] = 0.0,
+    reference: Annotated[Path | None, typer.Option(help="Folder of the model that --kl keeps near.")] = None,
     layout: Annotated[Layout, typer.Option(help="What is computed once: the gradient is the same.")] = Layout.TREE,
     threads: Threads = None,
 ) -> None:
     """Make a GRPO update from batch Parquet and write the new model in Hugging Face format."""
     with _sentences():
         from polar_train.grpo import Settings, train
+        from polar_train.objective import Objective
 
         _one_bar_only()
         _use_threads(threads)
-        settings = Settings(lr, clip_low, clip_high, max_grad_norm, steps, layout)
+        objective = Objective(clip_low, clip_high, importance_cap, kl)
+        settings = Settings(lr, objective, max_grad_norm, steps, layout)
         with _progress() as progress:
             task = progress.add_task("training", total=None)
             report = train(
                 batches, model, out, settings,
                 advance=lambda done, planned: progress.update(task, completed=done, total=planned),
+                reference=reference,
             )  # fmt: skip
         console.print(_updates(report))
         console.print(f"checkpoint: {escape(str(out))}")
@@ -152,11 +161,23 @@ def _progress() -> Progress:
 
 
 def _updates(report: Report) -> Table:
-    table = Table("update", "loss", "gradient norm", "mean gap", "max gap", "clip share", "tokens trained")
+    table = Table(
+        "update",
+        "loss",
+        "gradient norm",
+        "mean gap",
+        "max gap",
+        "clip share",
+        "ratio",
+        "KL",
+        "entropy",
+        "tokens trained",
+    )
     for number, update in enumerate(report.updates, start=1):
         table.add_row(
             str(number), f"{update.loss:.6g}", f"{update.grad_norm:.6g}",
-            f"{update.gap_mean:.2e}", f"{update.gap_max:.2e}", f"{update.clip_share:.4f}", str(update.tokens),
+            f"{update.gap_mean:.2e}", f"{update.gap_max:.2e}", f"{update.clip_share:.4f}",
+            f"{update.ratio_mean:.4f}", f"{update.kl_mean:.2e}", f"{update.entropy_mean:.3f}", str(update.tokens),
         )  # fmt: skip
     table.caption = "gap: |logprob(train) - logprob(engine)| of the trained tokens, before the update"
     return table

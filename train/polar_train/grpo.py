@@ -8,7 +8,7 @@ It does not sample, score or talk to an engine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from polar_train.data import Row, read_batches
 from polar_train.errors import BadInput, NothingLearned
 from polar_train.forest import Forest, Layout, lay_out
 from polar_train.model import load, packs
-from polar_train.objective import Metrics, grpo_loss, total
+from polar_train.objective import Metrics, Objective, Tokens, grpo_loss, total
 from polar_train.weights import check_free, save_checkpoint
 
 RECOMPUTE_ABOVE = 2048
@@ -33,8 +33,7 @@ class Settings:
 
     lr: float = 1e-6
     """Learning rate of AdamW; no weight decay."""
-    clip_low: float = 0.2
-    clip_high: float = 0.28
+    objective: Objective = field(default_factory=Objective)
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this norm."""
     steps: int = 1
@@ -56,6 +55,11 @@ class Update:
     """Mean |logprob(train) - logprob(engine)| over the trained tokens."""
     gap_max: float
     clip_share: float
+    ratio_mean: float
+    kl_mean: float
+    """Mean k3 estimate of KL(policy || reference) a token; 0 without a reference."""
+    entropy_mean: float
+    """Of the distributions that the trained tokens were drawn from, in nats."""
     tokens: int
     """Tokens that bear loss."""
 
@@ -79,7 +83,13 @@ class Report:
 
 
 def train(
-    batches: Path, model_folder: Path, out: Path, settings: Settings, *, advance: Callable[[int, int], None]
+    batches: Path,
+    model_folder: Path,
+    out: Path,
+    settings: Settings,
+    *,
+    advance: Callable[[int, int], None],
+    reference: Path | None = None,
 ) -> Report:
     """Updates a model from batch Parquet and writes the checkpoint to `out`.
 
@@ -87,6 +97,8 @@ def train(
     written, NothingLearned when there is no trained token, no gradient, or a number that is not finite.
     """
     check_free(out)
+    if (settings.objective.kl > 0) != (reference is not None):
+        raise BadInput(f"kl is {settings.objective.kl!r} and the reference {reference!r}: give both or neither")
     rows = read_batches(batches)
     if not any(row.trained for row in rows):
         raise NothingLearned(
@@ -94,7 +106,8 @@ def train(
         )
     model = load(model_folder)
     _check_vocabulary(rows, model)
-    updates = update(model, rows, settings, advance=advance)
+    kept = load(reference).eval() if reference else None
+    updates = update(model, rows, settings, advance=advance, reference=kept)
     report = Report(
         model=model_folder.name,
         batches=batches.name,
@@ -109,24 +122,55 @@ def train(
 
 
 def update(
-    model: PreTrainedModel, rows: list[Row], settings: Settings, *, advance: Callable[[int, int], None]
+    model: PreTrainedModel,
+    rows: list[Row],
+    settings: Settings,
+    *,
+    advance: Callable[[int, int], None],
+    reference: PreTrainedModel | None = None,
 ) -> list[Update]:
-    """`settings.steps` updates of the model in place, each over all rows; see `train`."""
+    """`settings.steps` updates of the model in place, each over all rows; see `train`.
+
+    `reference` is the model that `settings.objective.kl` keeps the policy near.
+    """
     forests = grow(rows, model, settings)
     planned = len(forests) * settings.steps
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
     model.train()
+    earlier = _earlier(model, reference, forests, settings)
     updates: list[Update] = []
     for step in range(settings.steps):
         parts: list[Metrics] = []
         for index, forest in enumerate(forests):
-            parts.append(backward(model, forest, settings))
+            parts.append(backward(model, forest, settings, earlier[index]))
             advance(step * len(forests) + index + 1, planned)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm).item()
         updates.append(_update(total(parts), norm))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return updates
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Logprobs [T] of a forest's tokens by other policies than the trained one, where the objective asks for them."""
+
+    proximal_T: Tensor | None = None
+    reference_T: Tensor | None = None
+
+
+def _earlier(
+    model: PreTrainedModel, reference: PreTrainedModel | None, forests: list[Forest], settings: Settings
+) -> list[Earlier]:
+    """In the first update the proximal policy is the trained one itself."""
+    proximal = settings.objective.importance_cap is not None and settings.steps > 1
+    return [
+        Earlier(
+            branches.logprobs(model, forest, longest=_longest(model, forest)) if proximal else None,
+            branches.logprobs(reference, forest, longest=_longest(reference, forest)) if reference else None,
+        )
+        for forest in forests
+    ]
 
 
 def grow(rows: list[Row], model: PreTrainedModel, settings: Settings) -> list[Forest]:
@@ -137,28 +181,35 @@ def grow(rows: list[Row], model: PreTrainedModel, settings: Settings) -> list[Fo
     return list(lay_out(rows, layout, settings.row_tokens))
 
 
-def backward(model: PreTrainedModel, forest: Forest, settings: Settings) -> Metrics:
+def backward(model: PreTrainedModel, forest: Forest, settings: Settings, earlier: Earlier = Earlier()) -> Metrics:
     """Adds the gradient of one forest to the model's, and gives its figures."""
-    longest = branches.LONGEST
-    if not packs(model.config):
-        longest = len(forest)
-        _recompute(model, wanted=max(node.b - node.a for node in forest.nodes(longest)) > RECOMPUTE_ABOVE)
-    old_T, advantages_T, weights_T = (
+    sampled_T, advantages_T, weights_T = (
         torch.from_numpy(column).to(model.device)
         for column in (forest.old_logprobs_T, forest.advantages_T, forest.loss_weight_T)
     )
     parts: list[Metrics] = []
 
-    def loss_of(logprobs_L: Tensor, at_L: Tensor) -> Tensor:
-        loss, metrics = grpo_loss(
-            logprobs_L, old_T[at_L], advantages_T[at_L], weights_T[at_L],
-            clip_low=settings.clip_low, clip_high=settings.clip_high,
-        )  # fmt: skip
+    def loss_of(logprobs_L: Tensor, entropies_L: Tensor, at_L: Tensor) -> Tensor:
+        proximal_L, reference_L = (
+            None if column is None else column[at_L] for column in (earlier.proximal_T, earlier.reference_T)
+        )
+        tokens = Tokens(
+            logprobs_L, sampled_T[at_L], advantages_T[at_L], weights_T[at_L], proximal_L, reference_L, entropies_L
+        )
+        loss, metrics = grpo_loss(tokens, settings.objective)
         parts.append(metrics)
         return loss
 
+    longest = _longest(model, forest)
+    if not packs(model.config):
+        _recompute(model, wanted=max(node.b - node.a for node in forest.nodes(longest)) > RECOMPUTE_ABOVE)
     branches.backward(model, forest, loss_of, longest=longest)
     return total(parts)
+
+
+def _longest(model: PreTrainedModel, forest: Forest) -> int:
+    """Tokens of a node: of a model whose sequences cannot be cut, all of them."""
+    return branches.LONGEST if packs(model.config) else len(forest)
 
 
 def _recompute(model: PreTrainedModel, *, wanted: bool) -> None:
@@ -190,6 +241,9 @@ def _update(metrics: Metrics, norm: float) -> Update:
         gap_mean=metrics.gap_mean,
         gap_max=metrics.gap_max,
         clip_share=metrics.clip_share,
+        ratio_mean=metrics.ratio_mean,
+        kl_mean=metrics.kl_mean,
+        entropy_mean=metrics.entropy_mean,
         tokens=metrics.tokens,
     )
 
