@@ -1,7 +1,8 @@
 """The mitmproxy addon: options, commands, thin hooks, and the guard that lets no packet out.
 
-Invariant: a connection leaves for the gateway or for a host that the user allowed, at an address that was checked, for
-nothing else; credentials are taken off a request before it goes on. Hooks do no tokenising and no disk I/O.
+Invariant: a connection leaves for the gateway or for a host that the user allowed, the run or the session, at an
+address that was checked, for nothing else; credentials are taken off a request before it goes on. Hooks do no
+tokenising, and no disk I/O but to look whether sessions were registered.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 from polar_mitm.asgi import Server, listen, server
 from polar_mitm.contentview import CALL, PolarContentview
 from polar_mitm.egress import Egress, Forbidden
-from polar_mitm.errors import EngineUnavailable, JournalError, PolarError
+from polar_mitm.errors import EngineUnavailable, JournalError, PolarError, Unauthorized
 from polar_mitm.gateway import CALL_HEADER, SECRET_HEADERS, Gateway, not_found, session_key, upgrade_required
+from polar_mitm.identity import Sessions
 from polar_mitm.options import OPTIONS, Options, Run, open_run, write_json
 from polar_mitm.routes import Match, Treatment, find, kept_query
 
@@ -51,6 +53,7 @@ class Polar:
     def __init__(self) -> None:
         self._options: Options | None = None
         self._egress = Egress((), "")
+        self._sessions: Sessions | None = None
         self._run: Run | None = None
         self._gateways = [("127.0.0.1", 0)]
         self._secret = secrets.token_urlsafe(18)
@@ -161,8 +164,9 @@ class Polar:
         request = flow.request
         self._take_credentials(flow)
         host = request.pretty_host.lower()
-        if self._egress.allows(host):
-            await self._pass_on(flow, host)
+        egress = self._egress_of(flow.client_conn)
+        if egress.allows(host):
+            await self._pass_on(flow, host, egress)
             return
         path, _, query = request.path.partition("?")
         match = find(request.method, host, path, query, {n.lower(): v for n, v in request.headers.items()})
@@ -221,6 +225,7 @@ class Polar:
 
     def _take(self, options: Options) -> None:
         self._options, self._egress = options, Egress(options.allowed, options.polar_engine)
+        self._sessions = Sessions(options.run)
 
     async def _check_engine(self, run: Run) -> None:
         """Refuse a wrong tokenizer now if the engine is up; an engine that is down is waited for at the first call."""
@@ -238,6 +243,7 @@ class Polar:
         where = {
             "host": "127.0.0.1" if host in {"0.0.0.0", "::", ""} else host,
             "port": port,
+            "listen_host": servers[0].mode.listen_host(ctx.options.listen_host) or "",  # others are let in where it is
             "ca": str(ca.resolve()),
             "gateway": f"http://{self._gateways[0][0]}:{self._gateways[0][1]}",
             "pid": os.getpid(),
@@ -255,7 +261,16 @@ class Polar:
                 return  # not credentials: the call then belongs to nobody and is refused by the gateway
             self._credentials[flow.client_conn.id] = (name, secret)
 
-    async def _pass_on(self, flow: http.HTTPFlow, host: str) -> None:
+    def _egress_of(self, client: connection.Client) -> Egress:
+        """Where a client may go: the run's hosts, and those of its session while that is not over."""
+        name, secret = self._credentials.get(client.id, (None, None))
+        try:
+            session = self._sessions.identify(name, secret, **_place(client)) if self._sessions else None
+        except Unauthorized:  # the gateway tells it, and records it
+            return self._egress
+        return self._egress.also(session.allow_hosts) if session and not session.sealed else self._egress
+
+    async def _pass_on(self, flow: http.HTTPFlow, host: str, egress: Egress) -> None:
         """Address the request to a checked address of its host; `server_connect` gives the host back as the SNI.
 
         Changing the address later, when it is connected to, would keep mitmproxy from using a connection again.
@@ -263,7 +278,7 @@ class Polar:
         request = flow.request
         authority = request.host_header or hostport(request.scheme, host, request.port)
         try:
-            address = await self._egress.address(host, request.port)
+            address = await egress.address(host, request.port)
         except Forbidden as error:
             flow.response = _json(502, {"error": {"message": f"polar: {error}", "type": error.kind}})
             return
@@ -291,8 +306,7 @@ class Polar:
         request.host, request.port = self._gateways[0]
         request.headers["x-polar-gateway"] = self._secret
         request.headers["x-polar-host"] = host
-        request.headers["x-polar-mode"] = client.proxy_mode.full_spec
-        request.headers["x-polar-address"] = str(client.peername[0]).removeprefix("::ffff:")
+        request.headers.update({f"x-polar-{name}": value for name, value in _place(client).items()})
         if credentials := self._credentials.get(client.id):
             request.headers["x-polar-user"], request.headers["x-polar-password"] = credentials
         elif key:
@@ -302,6 +316,11 @@ class Polar:
 def _keeps_flows() -> bool:
     """Whether somebody can look at flows: in mitmproxy and mitmweb, not in mitmdump."""
     return ctx.master.addons.get("view") is not None
+
+
+def _place(client: connection.Client) -> dict[str, str]:
+    """By what a client without credentials may be known."""
+    return {"mode": client.proxy_mode.full_spec, "address": str(client.peername[0]).removeprefix("::ffff:")}
 
 
 def _restore(flow: http.HTTPFlow) -> None:

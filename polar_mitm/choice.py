@@ -48,6 +48,8 @@ class Order:
     prompt: Prompt
     seed: str
     """What the seed of the call is derived from, when the run has one."""
+    most: int | None
+    """How many tokens the session may still use for one choice; None: as many as fit."""
     call_prefix: str
     """What stands before a reply's id in the ids of its tool calls."""
 
@@ -77,6 +79,7 @@ class Choice:
         try:
             async with aclosing(generation.pieces()) as pieces:
                 async for ids in pieces:
+                    self._desk.usage.speaks(self._row)
                     self._reading.take(ids)
                     if listens:
                         await self._tell(tell)
@@ -137,6 +140,7 @@ class Choice:
         desk, order = self._desk, self._order
         seed = f"{order.seed}\0{self.index}" if self.index else order.seed
         left = room(order.prompt.ids, described)
+        left = left if order.most is None else min(left, order.most)
         applied = desk.sampling.applied(order.request.sampling, left, desk.template.stop_ids, seed)
         self._generation = Generation(desk.engine, order.prompt.ids, applied, desk.wait)
         return self._generation

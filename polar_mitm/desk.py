@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -27,28 +27,13 @@ from polar_mitm.sampling import Sampling
 from polar_mitm.shelf import Shelf
 from polar_mitm.tips import Kept, Parent, Past, Place, RootReason, Tips
 from polar_mitm.tokens import Template
+from polar_mitm.usage import Recorder, Usage, Used
 
 __all__ = ["Answered", "Desk", "Recorder"]
 
 _LAST_WORDS_SECONDS = 0.2
 _UNDECIDED_BYTES = 8 << 20  # of the bodies of calls whose kind may still change
 _UNDECIDED_CALLS = 4  # of a session
-
-
-class Recorder(Protocol):
-    """What a turn needs of the journal."""
-
-    def begin(self, row: dict[str, Any]) -> dict[str, Any]:  # Any: a row
-        """Leave a trace of a call before the engine is called; returns the stamped row."""
-        ...
-
-    async def finish(self, rows: Sequence[dict[str, Any]]) -> None:  # Any: rows
-        """Return once the rows are durable. Raises JournalError."""
-        ...
-
-    def amend(self, rows: Sequence[dict[str, Any]]) -> None:  # Any: rows
-        """Take finished rows again, with what is known by now; nobody waits for it. Raises JournalError."""
-        ...
 
 
 class Undecided(Protocol):
@@ -73,10 +58,13 @@ class Desk:
         sampling: Sampling,
         wait: float,
         memory: int = 512 << 20,
+        earlier: Mapping[str, Used] | None = None,
     ) -> None:
-        """`wait`: seconds; `memory`: bytes that finished calls may take in memory, near enough."""
+        """`wait`: seconds; `memory`: bytes that finished calls may take in memory, near enough; `earlier`: what the
+        run's sessions used before this process."""
         self.run, self.run_id = run, run_id
-        self.engine, self.template, self.journal = engine, template, journal
+        self.engine, self.template = engine, template
+        self.journal = self.usage = Usage(journal, earlier)
         self.sampling, self.wait = sampling, wait
         self.key = load_key(run)
         self.tips = Tips(memory * 3 // 4)

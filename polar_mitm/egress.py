@@ -39,8 +39,13 @@ class Egress:
     def __init__(self, hosts: Sequence[str], engine: str, resolve: Resolve = resolve) -> None:
         """`hosts` are names, or `*.name` for all below a name; `engine` is the engine's URL."""
         self._hosts = tuple(hosts)
+        self._engine_url = engine
         self._engine = urlsplit(engine).hostname or ""
         self._resolve = resolve
+
+    def also(self, hosts: Sequence[str]) -> Egress:
+        """The same with more hosts."""
+        return Egress((*self._hosts, *hosts), self._engine_url, self._resolve) if hosts else self
 
     def allows(self, host: str) -> bool:
         """Whether the user named this host."""

@@ -6,6 +6,8 @@
 | harness -> gateway: the prompt does not fit | ContextOverflow | 400 | the harness, after compacting |
 | harness -> gateway: the body is larger than any prompt | TooLarge | 413 | nobody |
 | harness -> gateway: unknown session or wrong secret | Unauthorized | 401 | nobody |
+| harness -> gateway: the session has used its turns or tokens | BudgetUsed | 429 | nobody: the harness ends |
+| harness -> gateway: the session is over | Sealed | 403 | nobody: the call is a straggler |
 | harness -> gateway: not a route we answer | NotFound | 404 | nobody |
 | gateway -> engine: down, restarting, full | EngineUnavailable | 503 | the gateway waits first, then the harness |
 | gateway -> engine: refuses or answers nonsense | EngineError | 500 | the harness |
@@ -70,6 +72,20 @@ class Unauthorized(PolarError):
 
     status = 401
     kind = "unauthorized"
+
+
+class BudgetUsed(PolarError):
+    """The session has used its turns or tokens; worded by each dialect as by a provider whose account is used up."""
+
+    status = 429
+    kind = "budget_used"
+
+
+class Sealed(PolarError):
+    """The session is over: its harness was ended, and this call comes from what it left behind."""
+
+    status = 403
+    kind = "sealed"
 
 
 class NotFound(PolarError):

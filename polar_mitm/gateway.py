@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import signal
 import sys
@@ -18,13 +19,14 @@ from dataclasses import dataclass, replace
 from hmac import compare_digest
 from pathlib import PurePath
 from typing import Any
+from urllib.parse import parse_qs
 
 from polar_mitm.asgi import Gone, Receive, Scope, Send, listen, read_body, send_json, server, until_gone
 from polar_mitm.compression import decompress
 from polar_mitm.desk import Desk
 from polar_mitm.engine import Description
 from polar_mitm.errors import BadRequest, EngineUnavailable, NotFound, PolarError, TooLarge, Unauthorized
-from polar_mitm.identity import Session, Sessions
+from polar_mitm.identity import Session, Sessions, figures_token
 from polar_mitm.options import OPTIONS, Options, open_run, write_json
 from polar_mitm.record import Incoming
 from polar_mitm.routes import Match, Treatment, find
@@ -33,6 +35,8 @@ from polar_mitm.wire import Dialect
 
 SECRET_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "proxy-authorization"})
 CALL_HEADER = "x-polar-call"
+FIGURES = "/polar/figures"
+"""For a runner on this machine: what the run and some of its sessions have used. `?sessions=a,b`, a bearer token."""
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key", "authorization")
 _DESCRIBE_SECONDS = 5.0
 """How long a list of models waits for an engine that was not met yet: harnesses ask for it while they start."""
@@ -68,6 +72,9 @@ class Gateway:
         method, path, query = scope["method"], scope["path"], scope["query_string"].decode("latin-1")
         match = find(method, host.partition(":")[0], path, query, headers)
         address = str((scope.get("client") or ("",))[0])
+        if (method, path) == ("GET", FIGURES) and self._is_runner(headers, address):
+            await send_json(send, 200, self._figures(parse_qs(query).get("sessions", [""])[-1]))
+            return
         asked = Asked(method, path, headers, host, address, match)
         begun = False
 
@@ -98,6 +105,25 @@ class Gateway:
                 await send_json(send, asked.match.dialect.status(error), asked.match.dialect.error(error))
             case _:
                 await until_gone(self._tell(asked, await read_body(receive), send), receive)
+
+    # -- the runner
+
+    def _is_runner(self, headers: Mapping[str, str], address: str) -> bool:
+        """Whether somebody on this machine asks who can read the run's key; through the proxy nobody does."""
+        given, wanted = headers.get("authorization", ""), f"Bearer {figures_token(self._desk.key)}"
+        local = bool(address) and ipaddress.ip_address(address).is_loopback
+        return local and "x-polar-gateway" not in headers and compare_digest(given.encode(), wanted.encode())
+
+    def _figures(self, names: str) -> dict[str, Any]:  # Any: JSON
+        usage, shown = self._desk.usage, ("calls", "running", "sampled", "refused", "turns")
+        sessions = {name: usage.of(name) for name in names.split(",") if name}
+        return {
+            "calls": usage.total.calls,
+            "running": usage.total.running,
+            "waiting": usage.waiting,
+            "sampled": usage.total.sampled,
+            "sessions": {name: {field: getattr(u, field) for field in shown} for name, u in sessions.items()},
+        }
 
     # -- what is asked
 

@@ -22,6 +22,7 @@ from polar_mitm.journal import Journal
 from polar_mitm.sampling import Sampling
 from polar_mitm.tally import Tally
 from polar_mitm.tokens import POLICIES, Template, load
+from polar_mitm.usage import earlier_usage
 
 _HOST = re.compile(r"[\w-]+(\.[\w-]+)*|\*\.[\w-]+(\.[\w-]+)+")
 
@@ -135,13 +136,14 @@ async def open_run(options: Options, *, keeps_rows: bool = False) -> Run:
         run.chmod(0o700)
         run_id = _write_run(options, folder, sampling, template)
         journal = await asyncio.to_thread(Journal.open, run)
+        earlier = await asyncio.to_thread(earlier_usage, run)
     except (PolarError, OSError, ValueError):
         await engine.close()
         raise
     tally = Tally(journal, keeps_rows=keeps_rows)
     desk = Desk(
         run, run_id, engine=engine, template=template, journal=tally, sampling=sampling, wait=options.polar_wait,
-        memory=options.polar_memory << 20,
+        memory=options.polar_memory << 20, earlier=earlier,
     )  # fmt: skip
     return Run(desk, journal, engine, tally)
 

@@ -17,7 +17,7 @@ from typing import Any
 from polar_mitm.choice import Choice, News, Order
 from polar_mitm.conversation import Conversation, Reasoning, history_keys
 from polar_mitm.desk import Answered, Desk
-from polar_mitm.errors import BadRequest, EngineUnavailable, JournalError, PolarError
+from polar_mitm.errors import BadRequest, EngineUnavailable, JournalError, PolarError, Sealed
 from polar_mitm.identity import CALL_ID_LENGTH, mint, new_call_id
 from polar_mitm.journal import Outline, outline
 from polar_mitm.kinds import AGENT, Verdict
@@ -35,22 +35,30 @@ async def open_call(desk: Desk, incoming: Incoming) -> Call:
     declared = desk.kinds.declared(incoming.session, incoming.headers)
     row |= declared.columns
     try:
-        body, request = await _read(desk, incoming)
-        request = replace(request, asked_at=row["began_ns"] // 1_000_000_000)
-        row |= request_row(request)
-        prompt = await prompt_of(desk, incoming.session, request)
-        if desk.described:
-            check_fits(prompt.ids, desk.described)
+        return await _begin(desk, incoming, row, declared)
     except PolarError as error:
         await _record_refusal(desk, row, error, incoming.body)
         raise
+
+
+async def _begin(desk: Desk, incoming: Incoming, row: Row, declared: Verdict) -> Call:
+    """The started call; `row` is given what the request says. Raises PolarError."""
+    session = incoming.session
+    if session.sealed:
+        raise Sealed(f"session {session.session_id!r} is over: its calls are no longer answered")
+    body, request = await _read(desk, incoming)
+    request = replace(request, asked_at=row["began_ns"] // 1_000_000_000)
+    row |= request_row(request)
+    prompt = await prompt_of(desk, session, request)
+    if desk.described:
+        check_fits(prompt.ids, desk.described)
     marks = outline(body)
-    row |= prompt_row(prompt.ids, prompt.parent, prompt.root_reason, request, body, marks=marks)
-    row |= desk.judge(incoming.session.session_id, request, declared, prompt.parent).columns
-    row["thread_id"] = row["thread_id"] or _thread(row, prompt.parent)
-    if (row["root_reason"], row["kind"]) == ("first", "subagent"):
-        row["root_reason"] = "subagent"
-    call = Call(desk, incoming, request, prompt, row=row, body=body, marks=marks, declared=declared)
+    begun = row | prompt_row(prompt.ids, prompt.parent, prompt.root_reason, request, body, marks=marks)
+    begun |= desk.judge(session.session_id, request, declared, prompt.parent).columns
+    begun["thread_id"] = begun["thread_id"] or _thread(begun, prompt.parent)
+    if (begun["root_reason"], begun["kind"]) == ("first", "subagent"):
+        begun["root_reason"] = "subagent"
+    call = Call(desk, incoming, request, prompt, row=begun, body=body, marks=marks, declared=declared)
     call.start()
     return call
 
@@ -120,6 +128,7 @@ class Call:
         self.request = request
         self._desk, self._incoming, self._prompt, self._rows = desk, incoming, prompt, [row]
         self._declared, self._outline = declared, marks
+        self._left: int | None = None
         self._instructed = bool(body.get("instructions"))
         self._session_id = incoming.session.session_id
         self._reply_id = mint(desk.key, self._session_id, row["call_id"])
@@ -134,9 +143,13 @@ class Call:
     # -- for the gateway
 
     def start(self) -> None:
-        """Begin sampling, or take the sample of an earlier request that this one repeats."""
+        """Begin sampling, or take the sample of an earlier request that this one repeats: that costs nothing more.
+
+        Raises BudgetUsed.
+        """
         retries, earlier = self._desk.retries, self._desk.retries.find(self._asked)
         if earlier is None:
+            self._left = self._desk.usage.left(self._incoming.session)
             self._task = self._take.task = asyncio.create_task(self._sample())
             self._desk.running.add(self._task)
             self._task.add_done_callback(self._desk.running.discard)
@@ -269,7 +282,8 @@ class Call:
     def _choice(self, row: Row) -> Choice:
         reply_id = mint(self._desk.key, self._session_id, row["call_id"], row["choice"])
         seed = f"{self._session_id}\0{self._ordinal}"
-        order = Order(self.request, self._prompt, seed, self._incoming.dialect.call_prefix)
+        most = None if self._left is None else max(1, self._left // self.request.sampling.choices)
+        order = Order(self.request, self._prompt, seed, most, self._incoming.dialect.call_prefix)
         return Choice(self._desk, order, reply_id, row)
 
     async def _compared(self) -> Evidence:

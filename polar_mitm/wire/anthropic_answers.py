@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from polar_mitm.conversation import Reply, ToolCall, Usage
-from polar_mitm.errors import BadRequest, ContextOverflow, EngineUnavailable, PolarError
+from polar_mitm.errors import BadRequest, BudgetUsed, ContextOverflow, EngineUnavailable, PolarError
 from polar_mitm.wire import sse
 from polar_mitm.wire.answer import Answer, Sent, arguments_value
 from polar_mitm.wire.dialect import Kind
@@ -24,10 +24,16 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 _ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     529: "overloaded_error",
 }
+
+_NO_CREDIT = (
+    "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade or purchase "
+    "credits."
+)
 
 
 def message(model: str, reply: Reply) -> Json:
@@ -177,14 +183,22 @@ def error_body(error: PolarError) -> Json:
 
 
 def status(error: PolarError) -> int:
-    """The HTTP status of a plain error; 529, which Claude Code retries least, for an overloaded engine."""
-    return 529 if isinstance(error, EngineUnavailable) else error.status
+    """The HTTP status of a plain error.
+
+    529, which Claude Code retries least, for an overloaded engine; 400, as for an account without credit, for a session
+    without budget: Claude Code 2.1.332 retries a 429 for minutes.
+    """
+    if isinstance(error, EngineUnavailable):
+        return 529
+    return 400 if isinstance(error, BudgetUsed) else error.status
 
 
 def _worded(error: PolarError) -> str:
-    """The error's text; an overflow in Anthropic's words, and places in a request with dots only."""
+    """The error's text; an overflow and a used budget in Anthropic's words, and places in a request with dots only."""
     if isinstance(error, ContextOverflow):
         return f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum"
+    if isinstance(error, BudgetUsed):
+        return _NO_CREDIT
     field = (isinstance(error, BadRequest) and error.field) or ""
     if not field or not str(error).startswith(field):
         return str(error)

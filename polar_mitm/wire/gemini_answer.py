@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 from polar_mitm.conversation import Conversation, Reply, Scored, ToolCall
-from polar_mitm.errors import ContextOverflow, PolarError
+from polar_mitm.errors import BudgetUsed, ContextOverflow, PolarError
 from polar_mitm.wire import sse
 from polar_mitm.wire.answer import Answer, Sent, arguments_value
 from polar_mitm.wire.dialect import Kind
@@ -20,8 +20,30 @@ from polar_mitm.wire.gemini_request import RAW_ARGUMENTS
 Json = dict[str, Any]  # Any: JSON
 
 _FINISH_REASONS = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS"}
-_STATUSES = {401: "UNAUTHENTICATED", 404: "NOT_FOUND", 500: "INTERNAL", 503: "UNAVAILABLE"}
+_STATUSES = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+}
 """Google's names; every other mistake of a client is an INVALID_ARGUMENT."""
+
+_NO_QUOTA = (
+    "You exceeded your current quota, please check your plan and billing details. For more information on this error, "
+    "head to: https://ai.google.dev/gemini-api/docs/rate-limits."
+)
+_DAY_IS_OVER: Json = {
+    "@type": "type.googleapis.com/google.rpc.QuotaFailure",
+    "violations": [
+        {
+            "quotaMetric": "generativelanguage.googleapis.com/generate_requests_per_model_per_day",
+            "quotaId": "GenerateRequestsPerDayPerProjectPerModel",
+        }
+    ],
+}
+"""A quota of a minute would be waited out: Gemini CLI 0.61.0 looks for `PerDay`."""
 
 
 def whole(request: Conversation, reply: Reply) -> Json:
@@ -37,14 +59,16 @@ def whole(request: Conversation, reply: Reply) -> Json:
 
 
 def failure(error: PolarError) -> Json:
-    """The body of an error, plain or in a stream; an overflow in Google's words."""
+    """The body of an error, plain or in a stream; an overflow and a used budget in Google's words."""
     message = str(error)
     if isinstance(error, ContextOverflow):
         counts = f"({error.prompt_tokens}) exceeds the maximum number of tokens allowed ({error.limit})"
         message = f"The input token count {counts}."
-    return {
-        "error": {"code": error.status, "message": message, "status": _STATUSES.get(error.status, "INVALID_ARGUMENT")}
-    }
+    if isinstance(error, BudgetUsed):
+        message = _NO_QUOTA
+    status = _STATUSES.get(error.status, "INVALID_ARGUMENT")
+    details = {"details": [_DAY_IS_OVER]} if isinstance(error, BudgetUsed) else {}
+    return {"error": {"code": error.status, "message": message, "status": status, **details}}
 
 
 class GeminiStream:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polar_mitm.conversation import Scored, Tool
-from polar_mitm.errors import BadRequest, ContextOverflow, EngineUnavailable, PolarError, Unauthorized
+from polar_mitm.errors import BadRequest, BudgetUsed, ContextOverflow, EngineUnavailable, PolarError, Unauthorized
 from polar_mitm.wire.fields import Fields
 from polar_mitm.wire.frame import Choice
 from polar_mitm.wire.history import kind_of
@@ -18,6 +18,9 @@ ANY_OBJECT = '{"type":"object"}'
 """Schema of the JSON mode that gives none."""
 NO_PARAMETERS = '{"type":"object","properties":{}}'
 """Schema of a function that is declared without parameters (Qwen Code 0.24.4: get_goal)."""
+_HARD_LIMIT = "billing_hard_limit_reached"
+"""An account that has spent what it may: a 400. A 429 with `insufficient_quota` says nearly the same, but Qwen Code
+0.24.4 sends such a request again for minutes."""
 _LEAST_LOGPROB = -9999.0
 """What OpenAI gives for a token that it thinks impossible; JSON has no infinity."""
 
@@ -127,18 +130,18 @@ def body(error: PolarError) -> dict[str, Any]:  # Any: JSON
 
 
 def status(error: PolarError) -> int:
-    """The HTTP status of a plain error."""
-    return error.status
+    """The HTTP status of a plain error; 400 for a session without budget, as for an account at its limit."""
+    return 400 if isinstance(error, BudgetUsed) else error.status
 
 
 def message(error: PolarError) -> str:
-    """The error's text; an overflow in OpenAI's words."""
+    """The error's text; an overflow and a used budget in OpenAI's words."""
     if isinstance(error, ContextOverflow):
         return (
             f"This model's maximum context length is {error.limit} tokens. However, your messages resulted in "
             f"{error.prompt_tokens} tokens. Please reduce the length of the messages."
         )
-    return str(error)
+    return "Billing hard limit has been reached" if isinstance(error, BudgetUsed) else str(error)
 
 
 def code(error: PolarError) -> str | None:
@@ -149,6 +152,8 @@ def code(error: PolarError) -> str | None:
         return error.code
     if isinstance(error, Unauthorized):
         return "invalid_api_key"
+    if isinstance(error, BudgetUsed):
+        return _HARD_LIMIT
     return "server_error" if error.status >= 500 else None
 
 

@@ -14,8 +14,8 @@ import pytest
 from polar_mitm.rows import full_prompts
 from polar_mitm.tokens import Template
 from polar_toolkit import calls, trajectories
+from polar_toolkit.rollout.harnesses.scripted_engine import Fault
 from polar_toolkit.tree import grow
-from tests.bench.scripted_engine import Fault
 from tests.mitm.house import Caller, eventually
 from tests.mitm.protocols import ANTHROPIC, CHAT, EVERY, GEMINI, RESPONSES, Protocol
 from tests.mitm.test_turn import called

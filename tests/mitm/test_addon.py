@@ -27,10 +27,10 @@ from mitmproxy import connection, exceptions, http
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from polar_mitm.egress import Egress
-from polar_mitm.identity import register
+from polar_mitm.identity import register, seal
 from polar_mitm.journal import read_calls
 from polar_mitm.options import OPTIONS
-from tests.bench.scripted_engine import Fault, ScriptedEngine
+from polar_toolkit.rollout.harnesses.scripted_engine import Fault, ScriptedEngine
 from tests.mitm.house import eventually
 from tests.mitm.protocols import ANTHROPIC, CHAT, RESPONSES
 
@@ -272,6 +272,21 @@ def test_a_tunnel_to_an_allowed_host_goes_to_the_address_that_was_checked() -> N
     with addon() as polar:
         reaching(polar, "github.com", PUBLIC)
         assert connecting(polar, ("github.com", 22)).address == (PUBLIC, 22)
+
+
+def test_a_sessions_own_host_is_passed_through_for_it_alone(tmp_path: Path) -> None:
+    """Registered with it, by the checks of every other, and no longer than it lasts."""
+    alice, bob = register(tmp_path, "alice", allow_hosts=["github.com"]), register(tmp_path, "bob")
+    with addon(polar_run=str(tmp_path)) as polar:
+        reaching(polar, "github.com", PUBLIC)
+        polar._egress = Egress((), ENGINE, polar._egress._resolve)  # pyright: ignore[reportPrivateUsage] - no DNS in a test
+
+        def goes(user: str) -> bool:
+            return sent(polar, to_github(proxy_authorization=basic(user))).request.host == PUBLIC
+
+        assert [goes(f"alice:{alice}"), goes("alice:guess"), goes(f"bob:{bob}")] == [True, False, False]
+        seal(tmp_path, "alice")
+        assert not goes(f"alice:{alice}")
 
 
 @pytest.mark.parametrize(

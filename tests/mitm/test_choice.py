@@ -21,7 +21,7 @@ from polar_mitm.rows import full_prompts
 from polar_mitm.tokens import Template
 from polar_mitm.turn import count
 from polar_mitm.wire import DIALECTS
-from tests.bench.scripted_engine import Fault, Script, ScriptedEngine
+from polar_toolkit.rollout.harnesses.scripted_engine import Fault, Script, ScriptedEngine
 from tests.mitm.house import House, open_house
 from tests.mitm.protocols import CHAT
 from tests.mitm.wire.replies import events

@@ -34,7 +34,7 @@ from polar_mitm.kinds import AGENT
 from polar_mitm.sampling import Sampling
 from polar_mitm.tips import Parent
 from polar_mitm.tokens import Template
-from tests.bench.scripted_engine import ScriptedEngine
+from polar_toolkit.rollout.harnesses.scripted_engine import ScriptedEngine
 from tests.mitm.house import open_house
 from tests.mitm.protocols import RESPONSES
 

@@ -12,7 +12,7 @@ import pytest
 
 from polar_mitm.identity import load_key, mint
 from polar_mitm.tokens import Template
-from tests.bench.scripted_engine import Fault, ScriptedEngine
+from polar_toolkit.rollout.harnesses.scripted_engine import Fault, ScriptedEngine
 from tests.mitm.house import Caller, House, eventually, open_house
 from tests.mitm.protocols import ANTHROPIC, CHAT, EVERY, GEMINI, RESPONSES, Protocol
 

@@ -98,6 +98,16 @@ def test_an_address_of_the_world_is_public(ip: str) -> None:
     assert is_public(ip)
 
 
+def test_more_hosts_are_checked_as_the_others() -> None:
+    """A session's own hosts: for it, and by the same rules."""
+    plain = names(example_org=[PUBLIC], intranet_org=["10.0.0.1"])
+    more = plain.also(["example.org", "intranet.org"])
+    assert (plain.allows("example.org"), more.allows("example.org"), more.allows("github.com")) == (False, True, True)
+    assert address(more, "example.org") == PUBLIC
+    with pytest.raises(Forbidden):
+        address(more, "intranet.org")
+
+
 def test_the_systems_resolver_gives_addresses() -> None:
     """IPv4 first."""
     assert asyncio.run(resolve("localhost", 80))[0] == "127.0.0.1"

@@ -21,7 +21,7 @@ from polar_mitm.errors import (
     EngineUnavailable,
     TokenizerMismatch,
 )
-from tests.bench.scripted_engine import CONTEXT, Fault, ScriptedEngine
+from polar_toolkit.rollout.harnesses.scripted_engine import CONTEXT, Fault, ScriptedEngine
 from tests.mitm.canned import answering
 
 PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

@@ -22,11 +22,11 @@ import zstandard
 
 from polar_mitm.compression import LARGEST_BODY
 from polar_mitm.engine import PROBE
-from polar_mitm.gateway import main
-from polar_mitm.identity import register
+from polar_mitm.gateway import FIGURES, main
+from polar_mitm.identity import figures_token, load_key, register, seal
 from polar_mitm.journal import read_calls
 from polar_mitm.tokens import Template
-from tests.bench.scripted_engine import ScriptedEngine
+from polar_toolkit.rollout.harnesses.scripted_engine import ScriptedEngine
 from tests.mitm.canned import answering
 from tests.mitm.house import Caller, House, eventually, open_house
 from tests.mitm.protocols import ANTHROPIC, CHAT, EVERY, GEMINI, RESPONSES, Protocol
@@ -520,6 +520,101 @@ def test_a_users_own_key_with_a_colon_is_no_session(qwen3: Template, qwen3_folde
         row = placed(tmp_path, qwen3, engine.url, x_polar_key="sk-secret:x")
     assert row["session_id"] == "default"
     assert "sk-secret" not in json.dumps(row, default=str)
+
+
+# --- budgets ------------------------------------------------------------------------------------------------------
+
+
+@by_protocol
+def test_a_session_that_has_used_its_turns_is_refused_in_the_providers_words(
+    own_house: House, protocol: Protocol
+) -> None:
+    """No sample, and a row that says whose words these were."""
+    key = f"alice:{register(own_house.run, 'alice', turns=1)}"
+    first, second = (own_house.post(protocol.path, protocol.ask(word), x_api_key=key) for word in ("One.", "Two."))
+    assert (first.status_code, second.status_code) == (200, 429 if protocol is GEMINI else 400)
+    assert "turns" not in told(protocol, second)
+    row = own_house.calls()[-1]
+    assert (row["status"], row["error_kind"]) == ("refused", "budget_used")
+    assert row["error"] == "session 'alice' has used its 1 turns"
+
+
+def test_the_last_reply_is_cut_to_what_is_left(own_house: House) -> None:
+    """With the provider's own ending; the next call is refused."""
+    key = f"alice:{register(own_house.run, 'alice', tokens=2)}"
+    first, second = (own_house.post(CHAT.path, CHAT.ask(word), x_api_key=key) for word in ("One.", "Two."))
+    assert first.json()["choices"][0]["finish_reason"] == "length"
+    assert len(own_house.calls()[0]["output_ids"]) == 2
+    assert second.status_code == 400
+
+
+def test_what_is_left_is_shared_by_the_choices(own_house: House) -> None:
+    """Two choices of a session with four tokens have two each."""
+    key = f"alice:{register(own_house.run, 'alice', tokens=4)}"
+    own_house.post(CHAT.path, CHAT.ask("Hi.", n=2), x_api_key=key)
+    assert [len(row["output_ids"]) for row in own_house.calls()] == [2, 2]
+
+
+def test_a_repeat_of_an_answered_call_costs_no_turn(own_house: House) -> None:
+    """It is given the sample that it declares to have asked for."""
+    key = f"alice:{register(own_house.run, 'alice', turns=1)}"
+    first = own_house.post(CHAT.path, CHAT.ask("Hi."), x_api_key=key)
+    again = own_house.post(CHAT.path, CHAT.ask("Hi."), x_api_key=key, x_stainless_retry_count="1")
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+
+
+def test_a_foreign_program_uses_the_sessions_turns(own_house: House) -> None:
+    """The agent's shell mints no calls beside its budget."""
+    key = f"alice:{register(own_house.run, 'alice', turns=2)}"
+    own_house.post(CHAT.path, CHAT.ask("Hi."), x_api_key=key, user_agent="pi/1")
+    statuses = [own_house.post(CHAT.path, CHAT.ask(w), x_api_key=key, user_agent="curl/8").status_code for w in "ab"]
+    assert statuses == [200, 400]
+    assert [row["kind"] for row in own_house.calls()] == ["agent", "foreign", "foreign"]
+
+
+@by_protocol
+def test_a_late_call_of_a_sealed_session_is_a_straggler(own_house: House, protocol: Protocol) -> None:
+    """Refused in the provider's shape; its row has the session's group and says why."""
+    key = f"alice:{register(own_house.run, 'alice', 'g')}"
+    seal(own_house.run, "alice")
+    answer = own_house.post(protocol.path, protocol.ask("Hi."), x_api_key=key)
+    assert answer.status_code == 403
+    assert "over" in told(protocol, answer)
+    row = only_row(own_house)
+    assert (row["status"], row["error_kind"], row["session_id"], row["group_id"]) == ("refused", "sealed", "alice", "g")
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def figures(house: House, sessions: str = "", **headers: str) -> httpx.Response:
+    token = figures_token(load_key(house.run))
+    given = {"authorization": f"Bearer {token}"} | {k.replace("_", "-"): v for k, v in headers.items()}
+    return house.client.get(FIGURES, params={"sessions": sessions}, headers=given)
+
+
+def test_a_runner_sees_what_was_used(own_house: House) -> None:
+    """Of the run and of the sessions that it names."""
+    key = f"alice:{register(own_house.run, 'alice')}"
+    own_house.post(CHAT.path, CHAT.ask("Hi."), x_api_key=key)
+    own_house.post(CHAT.path, CHAT.ask("Hi."), x_api_key="alice:wrong")
+    sampled = len(own_house.calls()[0]["output_ids"])
+    assert figures(own_house, "alice,bob").json() == {
+        "calls": 1, "running": 0, "waiting": 0, "sampled": sampled,
+        "sessions": {
+            "alice": {"calls": 1, "running": 0, "sampled": sampled, "refused": 1, "turns": 1},
+            "bob": {"calls": 0, "running": 0, "sampled": 0, "refused": 0, "turns": 0},
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "headers", [{"authorization": ""}, {"authorization": "Bearer x"}, {"x_polar_gateway": ""}],
+    ids=["no token", "a wrong token", "through the proxy"],
+)  # fmt: skip
+def test_nobody_else_sees_figures(house: House, headers: dict[str, str]) -> None:
+    """It is a 404 like any other path."""
+    assert figures(house, **headers).status_code == 404
 
 
 # --- the program --------------------------------------------------------------------------------------------------

@@ -14,11 +14,13 @@ from polar_mitm.identity import (
     DEFAULT_SESSION,
     Session,
     Sessions,
+    figures_token,
     load_key,
     mint,
     new_call_id,
     read_pointer,
     register,
+    seal,
 )
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -144,3 +146,81 @@ def test_a_registration_by_another_process_is_seen(tmp_path: Path) -> None:
     sessions.identify(None, None)
     secret = register(tmp_path, "late")
     assert sessions.identify("late", secret) == Session("late", registered=True)
+
+
+def test_a_session_is_registered_with_its_terms(tmp_path: Path) -> None:
+    """Budget and hosts; a budget of nothing is one."""
+    secret = register(tmp_path, "a", "g", turns=0, tokens=1000, allow_hosts=["*.example.org"])
+    assert Sessions(tmp_path).identify("a", secret) == Session(
+        "a", "g", registered=True, turns=0, tokens=1000, allow_hosts=("*.example.org",)
+    )
+
+
+def test_a_sealed_session_is_told_as_over(tmp_path: Path) -> None:
+    """At the next look-up, and by a process that starts later; sealing again changes nothing."""
+    secret, sessions = register(tmp_path, "a"), Sessions(tmp_path)
+    assert not sessions.identify("a", secret).sealed
+    for _ in range(2):
+        seal(tmp_path, "a")
+    assert sessions.identify("a", secret).sealed
+    assert Sessions(tmp_path).identify("a", secret).sealed
+    assert len((tmp_path / "sessions.jsonl").read_text().splitlines()) == 2
+
+
+def test_only_a_registered_session_can_be_sealed(tmp_path: Path) -> None:
+    """The message names it."""
+    with pytest.raises(ValueError, match="'a' is not registered"):
+        seal(tmp_path, "a")
+
+
+def test_a_torn_line_is_no_line(tmp_path: Path) -> None:
+    """What a killed writer left half is ignored, also once another has written behind it."""
+    register(tmp_path, "a")
+    with (tmp_path / "sessions.jsonl").open("ab") as file:
+        file.write(b'{"session_id": "torn", "secr')
+    sessions = Sessions(tmp_path)
+    assert not sessions.registered("torn")
+    secret = register(tmp_path, "b")
+    assert sessions.identify("b", secret).session_id == "b"
+    assert not sessions.registered("torn")
+
+
+def test_a_line_counts_when_it_is_complete(tmp_path: Path) -> None:
+    """A reader that came in the middle reads the whole line the next time."""
+    register(tmp_path, "a")
+    whole = (tmp_path / "sessions.jsonl").read_bytes()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sessions.jsonl").write_bytes(whole[:20])
+    sessions = Sessions(other)
+    assert not sessions.registered("a")
+    with (other / "sessions.jsonl").open("ab") as file:
+        file.write(whole[20:])
+    assert sessions.registered("a")
+
+
+def test_a_run_that_is_made_anew_has_new_sessions(tmp_path: Path) -> None:
+    """A file that is another one, or shorter, is read from its beginning."""
+    for name in ("a", "c"):
+        register(tmp_path, name)
+    sessions = Sessions(tmp_path)
+    assert sessions.registered("a")
+    (tmp_path / "sessions.jsonl").unlink()
+    register(tmp_path, "b")
+    assert (sessions.registered("a"), sessions.registered("b")) == (False, True)
+
+
+def test_a_session_is_known_by_where_it_comes_from(tmp_path: Path) -> None:
+    """The proxy mode or the address that it was registered with; the first of several."""
+    register(tmp_path, "m", mode="regular@8081")
+    register(tmp_path, "x", address="10.0.0.2")
+    register(tmp_path, "y", address="10.0.0.2")
+    sessions = Sessions(tmp_path)
+    assert sessions.identify(None, None, mode="regular@8081", address="10.0.0.9").session_id == "m"
+    assert sessions.identify(None, None, mode="regular", address="10.0.0.2").session_id == "x"
+
+
+def test_the_token_of_the_figures_is_the_runs_own() -> None:
+    """Made of the key; the key is not in it."""
+    assert figures_token(KEY) != figures_token(OTHER_KEY)
+    assert KEY.hex() not in figures_token(KEY)

@@ -15,7 +15,7 @@ from polar_mitm.identity import DEFAULT_SESSION, Kind, Session
 from polar_mitm.kinds import AGENT, Kinds, Verdict
 from polar_mitm.tips import Parent, Tip
 from polar_mitm.tokens import Template
-from tests.bench.scripted_engine import ScriptedEngine
+from polar_toolkit.rollout.harnesses.scripted_engine import ScriptedEngine
 from tests.mitm.house import eventually, open_house
 from tests.mitm.protocols import CHAT
 

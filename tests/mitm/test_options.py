@@ -13,7 +13,7 @@ import pytest
 
 from polar_mitm.errors import EngineUnavailable
 from polar_mitm.options import OPTIONS, Options, open_run, write_json
-from tests.bench.scripted_engine import ScriptedEngine
+from polar_toolkit.rollout.harnesses.scripted_engine import ScriptedEngine
 
 ENGINE = "http://127.0.0.1:30000"
 

@@ -16,7 +16,7 @@ from polar_mitm.engine import Description
 from polar_mitm.errors import ContextOverflow
 from polar_mitm.prompting import check_fits, is_audited
 from polar_mitm.tokens import Template, load
-from tests.bench.scripted_engine import ScriptedEngine
+from polar_toolkit.rollout.harnesses.scripted_engine import ScriptedEngine
 from tests.mitm.house import House, open_house
 from tests.mitm.protocols import ANTHROPIC, CHAT, RESPONSES
 

@@ -17,7 +17,7 @@ from polar_mitm.conversation import Reply
 from polar_mitm.journal import outline
 from polar_mitm.retries import Answered, Asked, Retries, Take, asked
 from polar_mitm.tokens import Template
-from tests.bench.scripted_engine import Fault, ScriptedEngine
+from polar_toolkit.rollout.harnesses.scripted_engine import Fault, ScriptedEngine
 from tests.mitm.house import Caller, House, eventually, open_house
 from tests.mitm.protocols import ANTHROPIC, CHAT, RESPONSES
 

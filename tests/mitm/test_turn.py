@@ -18,7 +18,7 @@ from polar_mitm.journal import read_calls
 from polar_mitm.rows import full_prompts, token_hash
 from polar_mitm.tokens import Template
 from polar_mitm.turn import parse_body
-from tests.bench.scripted_engine import Fault, Script, ScriptedEngine
+from polar_toolkit.rollout.harnesses.scripted_engine import Fault, Script, ScriptedEngine
 from tests.mitm.house import Caller, Gate, House, eventually, open_house
 from tests.mitm.protocols import ANTHROPIC, CHAT, PROTOCOLS, RESPONSES, Protocol
 

@@ -146,3 +146,48 @@ def test_a_missing_certificate_is_refused(run):
     (run / "ca.pem").unlink()
     with pytest.raises(Refusal, match="certificate"):
         environment.variables(run, None, None)
+
+
+def listening_for_others(run, host="0.0.0.0"):
+    info = json.loads((run / "proxy.json").read_text()) | {"listen_host": host}
+    (run / "proxy.json").write_text(json.dumps(info))
+
+
+def test_a_container_is_told_its_own_way_to_the_proxy(run):
+    """The name by which it reaches this machine, and where it sees the certificates."""
+    listening_for_others(run)
+    names = environment.variables(run, "a", None, proxy_host="host.docker.internal", certificates="/polar/")
+    secret = json.loads((run / "sessions.jsonl").read_text())["secret"]
+    assert names["HTTPS_PROXY"] == f"http://a:{secret}@host.docker.internal:{port_of(run)}"
+    assert names["SSL_CERT_FILE"] == "/polar/ca-bundle.pem"
+    assert names["NODE_EXTRA_CA_CERTS"] == "/polar/ca.pem"
+
+
+def test_the_folder_for_a_container_holds_two_certificates_and_no_key(run):
+    """Whoever runs inside may read them; what is temporary is gone."""
+    listening_for_others(run)
+    environment.variables(run, None, None, proxy_host="10.0.0.1", certificates="/polar")
+    folder = run / "certificates"
+    assert sorted(path.name for path in folder.iterdir()) == ["ca-bundle.pem", "ca.pem"]
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert "ours" in (folder / "ca.pem").read_text()
+    assert not any("PRIVATE" in path.read_text() for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("told", ["", "127.0.0.1"])
+def test_an_interceptor_for_this_machine_alone_is_refused_to_others(run, told):
+    """The sentence says how to let them in; this machine's own addresses need no such thing."""
+    listening_for_others(run, told)
+    with pytest.raises(Refusal, match="--listen-host"):
+        environment.variables(run, None, None, proxy_host="host.docker.internal")
+    assert "localhost" in environment.variables(run, None, None, proxy_host="localhost")["HTTPS_PROXY"]
+
+
+def test_an_ipv6_address_is_written_as_a_url_has_it(run):
+    """In brackets."""
+    listening_for_others(run)
+    assert (
+        environment.variables(run, None, None, proxy_host="fd00::1")["HTTPS_PROXY"]
+        == f"http://[fd00::1]:{port_of(run)}"
+    )

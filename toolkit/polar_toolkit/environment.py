@@ -6,6 +6,7 @@ variable holds a real key. It starts nothing.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import secrets
 import shlex
@@ -21,7 +22,7 @@ import certifi
 from polar_mitm import identity
 from polar_toolkit.errors import Refusal, UnreadableFile
 
-_BUNDLE = "ca-bundle.pem"
+_BUNDLE, _CA, _CERTIFICATES = "ca-bundle.pem", "ca.pem", "certificates"
 _BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "CODEX_CA_CERTIFICATE")
 _KEY_VARIABLES = ("OPENAI_API_KEY", "CODEX_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY")
 _SYSTEM_BUNDLES = (
@@ -40,6 +41,10 @@ class Proxy:
     ca: Path
     """The interceptor's CA certificate, PEM."""
     pid: int
+    gateway: str = ""
+    """URL of the gateway behind it, for this machine only."""
+    listen_host: str = ""
+    """The address at which it was told to listen, so that others may connect; "" when it lets only this machine in."""
 
     def reachable(self, timeout_s: float = 2.0) -> bool:
         """Whether something accepts connections there."""
@@ -61,15 +66,20 @@ def read_proxy(run: Path) -> Proxy:
     try:
         info: dict[str, Any] = json.loads(path.read_text())  # Any: JSON values
         host = "127.0.0.1" if info["host"] in ("", "0.0.0.0", "::", "*") else str(info["host"])
-        return Proxy(host, int(info["port"]), Path(info["ca"]), int(info["pid"]))
+        told = str(info.get("gateway", "")), str(info.get("listen_host", ""))
+        return Proxy(host, int(info["port"]), Path(info["ca"]), int(info["pid"]), *told)
     except (ValueError, KeyError, TypeError) as error:
         raise UnreadableFile(f"{path} is malformed ({error!r}); restart the interceptor") from error
 
 
-def variables(run: Path, session: str | None, group: str | None) -> dict[str, str]:
+def variables(
+    run: Path, session: str | None, group: str | None, *, proxy_host: str = "", certificates: str = ""
+) -> dict[str, str]:
     """The variables for one session, registered by this call; without a session, the run's default one.
 
-    Writes RUN/ca-bundle.pem. Raises Refusal when the interceptor does not run or the name cannot be registered.
+    For a container or another machine: `proxy_host`, the name or address by which it reaches this one, and
+    `certificates`, the folder in which RUN/certificates is seen there. Writes RUN/ca-bundle.pem, or RUN/certificates.
+    Raises Refusal when the interceptor does not run or lets that machine not in, or the name cannot be registered.
     """
     proxy = read_proxy(run)
     if not proxy.reachable():
@@ -79,16 +89,25 @@ def variables(run: Path, session: str | None, group: str | None) -> dict[str, st
         )
     if session is None and group is not None:
         raise Refusal(f"--group {group!r} needs --session: a group is made of named sessions")
-    url = f"http://{_credentials(run, session, group)}{proxy.host}:{proxy.port}"
-    bundle = str(write_bundle(run, proxy.ca))
+    if proxy_host and not _is_loopback(proxy_host) and _is_loopback(proxy.listen_host or "localhost"):
+        raise Refusal(
+            f"the interceptor of {run} lets only this machine in, so {proxy_host!r} leads nobody to it: start it with "
+            "--listen-host ADDRESS, the address by which containers or others reach this machine (0.0.0.0 for each)"
+        )
+    host = proxy_host or proxy.host
+    url = f"http://{_credentials(run, session, group)}{f'[{host}]' if ':' in host else host}:{proxy.port}"
+    if certificates:
+        write_certificates(run, proxy.ca)
+        inside = certificates.rstrip("/")
+        return {**proxied(url), **trust(f"{inside}/{_BUNDLE}", f"{inside}/{_CA}")}
+    return {**proxied(url), **trust(str(write_bundle(run, proxy.ca)), str(proxy.ca.resolve()))}
+
+
+def proxied(url: str) -> dict[str, str]:
+    """The variables that name a proxy."""
     local = "localhost,127.0.0.1,::1"
     names = {"HTTPS_PROXY": url, "HTTP_PROXY": url, "NO_PROXY": local}
-    return {
-        **names,
-        **{name.lower(): value for name, value in names.items()},
-        "NODE_USE_ENV_PROXY": "1",
-        **trust(bundle, str(proxy.ca.resolve())),
-    }
+    return {**names, **{name.lower(): value for name, value in names.items()}, "NODE_USE_ENV_PROXY": "1"}
 
 
 def trust(bundle: str, ca: str) -> dict[str, str]:
@@ -106,13 +125,17 @@ def trust(bundle: str, ca: str) -> dict[str, str]:
 
 def write_bundle(run: Path, ca: Path) -> Path:
     """RUN/ca-bundle.pem: the system's certificates and the interceptor's, since the variables replace the store."""
-    if not ca.is_file():
-        raise Refusal(f"the interceptor's certificate {ca} does not exist; restart the interceptor")
-    bundle = (run / _BUNDLE).resolve()
-    fresh = bundle.with_name(f".{_BUNDLE}-{secrets.token_hex(4)}")  # several sessions may start at once
-    fresh.write_text(f"{_system_bundle().read_text().rstrip()}\n{ca.read_text()}")
-    fresh.replace(bundle)
-    return bundle
+    return _write((run / _BUNDLE).resolve(), _bundle(ca))
+
+
+def write_certificates(run: Path, ca: Path) -> Path:
+    """RUN/certificates, to be mounted elsewhere: the same bundle and the interceptor's certificate alone, no key."""
+    folder = (run / _CERTIFICATES).resolve()
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)  # whoever runs inside a container reads it; RUN itself is closed to others
+    for name, text in ((_BUNDLE, _bundle(ca)), (_CA, ca.read_text())):
+        _write(folder / name, text).chmod(0o644)
+    return folder
 
 
 def as_shell(names: dict[str, str]) -> str:
@@ -133,6 +156,25 @@ def _credentials(run: Path, session: str | None, group: str | None) -> str:
     except ValueError as error:
         raise Refusal(str(error)) from error
     return f"{quote(session, safe='')}:{quote(secret, safe='')}@"
+
+
+def _bundle(ca: Path) -> str:
+    if not ca.is_file():
+        raise Refusal(f"the interceptor's certificate {ca} does not exist; restart the interceptor")
+    return f"{_system_bundle().read_text().rstrip()}\n{ca.read_text()}"
+
+
+def _write(path: Path, text: str) -> Path:
+    fresh = path.with_name(f".{path.name}-{secrets.token_hex(4)}")  # several sessions may start at once
+    fresh.write_text(text)
+    return fresh.replace(path)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def _system_bundle() -> Path:

@@ -8,11 +8,13 @@ from anthropic.types import ModelInfo
 from polar_mitm.conversation import Message, Reasoning, Sampling, Text, Tool, ToolResult
 from polar_mitm.errors import (
     BadRequest,
+    BudgetUsed,
     ContextOverflow,
     EngineError,
     EngineUnavailable,
     NotFound,
     PolarError,
+    Sealed,
     TooLarge,
     Unauthorized,
 )
@@ -32,6 +34,7 @@ def _decode(headers=None, **body):
     [
         (BadRequest("x"), 400, "invalid_request_error"),
         (Unauthorized("x"), 401, "authentication_error"),
+        (Sealed("x"), 403, "permission_error"),
         (NotFound("x"), 404, "not_found_error"),
         (TooLarge("x"), 413, "request_too_large"),
         (EngineError("x"), 500, "api_error"),
@@ -49,6 +52,15 @@ def test_an_overflow_is_worded_as_anthropic_does():
     """Claude Code compacts by these words."""
     error = ANTHROPIC.error(ContextOverflow(5000, 4096))["error"]
     assert error == {"type": "invalid_request_error", "message": "prompt is too long: 5000 tokens > 4096 maximum"}
+
+
+def test_a_used_budget_is_worded_as_an_account_without_credit():
+    """A 400, which ends Claude Code at once; a 429 is sent again for minutes."""
+    error = BudgetUsed("session 's' has used its 2 turns")
+    assert ANTHROPIC.status(error) == 400
+    body = ANTHROPIC.error(error)["error"]
+    assert body["type"] == "invalid_request_error"
+    assert body["message"].startswith("Your credit balance is too low to access the Anthropic API.")
 
 
 def test_a_claude_code_turn_is_canonical():

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from polar_mitm.conversation import Reasoning, Reply, Scored, Text, ToolCall, Usage
 from polar_mitm.errors import (
     BadRequest,
+    BudgetUsed,
     ContextOverflow,
     EngineError,
     EngineUnavailable,
     NotFound,
     PolarError,
+    Sealed,
     TooLarge,
     Unauthorized,
 )
@@ -177,6 +179,7 @@ def test_a_minted_id_is_read_back_from_where_it_stands(place):
     [
         (BadRequest("x"), 400, "INVALID_ARGUMENT"),
         (Unauthorized("x"), 401, "UNAUTHENTICATED"),
+        (Sealed("x"), 403, "PERMISSION_DENIED"),
         (TooLarge("x"), 413, "INVALID_ARGUMENT"),
         (NotFound("x"), 404, "NOT_FOUND"),
         (EngineError("x"), 500, "INTERNAL"),
@@ -191,6 +194,16 @@ def test_an_error_has_googles_shape(error: PolarError, code: int, status: str):
     array = GEMINI.encoder(_decode(stream=True), CORE)
     assert json.loads(GEMINI.encoder(_decode(stream=True), CORE).fail(error)) == [body]
     assert json.loads(array.delta("text", "x") + array.fail(error))[1] == body
+
+
+def test_a_used_budget_is_worded_as_a_quota_of_the_day():
+    """A 429; without a quota of the day in its details, Gemini CLI waits and sends it again."""
+    error = BudgetUsed("session 's' has used its 2 turns")
+    assert GEMINI.status(error) == 429
+    body = GEMINI.error(error)["error"]
+    assert (body["code"], body["status"]) == (429, "RESOURCE_EXHAUSTED")
+    assert "exceeded your current quota, please check your plan and billing" in body["message"]
+    assert "PerDay" in body["details"][0]["violations"][0]["quotaId"]
 
 
 def test_an_overflow_is_worded_as_google_does():

@@ -6,11 +6,13 @@ from openai.types import Model
 from polar_mitm.conversation import Tool
 from polar_mitm.errors import (
     BadRequest,
+    BudgetUsed,
     ContextOverflow,
     EngineError,
     EngineUnavailable,
     NotFound,
     PolarError,
+    Sealed,
     TooLarge,
     Unauthorized,
 )
@@ -34,6 +36,7 @@ def test_an_overflow_is_worded_as_openai_does():
     [
         (BadRequest("n: 2"), "invalid_request_error", None),
         (Unauthorized("who"), "invalid_request_error", "invalid_api_key"),
+        (Sealed("over"), "invalid_request_error", None),
         (NotFound("/x"), "invalid_request_error", None),
         (TooLarge("x"), "invalid_request_error", None),
         (EngineUnavailable("down"), "service_unavailable_error", "server_error"),
@@ -43,6 +46,15 @@ def test_an_overflow_is_worded_as_openai_does():
 def test_an_error_has_openais_shape(error: PolarError, kind: str, code: str | None):
     """Message, type, param and code."""
     assert openai.body(error) == {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
+
+
+def test_a_used_budget_is_worded_as_an_account_at_its_limit():
+    """A 400, which ends every harness at once; Qwen Code sends a 429 again for minutes."""
+    error = BudgetUsed("session 's' has used its 2 turns")
+    assert openai.status(error) == 400
+    body = openai.body(error)["error"]
+    assert (body["type"], body["code"]) == ("invalid_request_error", "billing_hard_limit_reached")
+    assert body["message"] == "Billing hard limit has been reached"
 
 
 @pytest.mark.parametrize("choice", [3, [], {"type": "function"}, {"type": "allowed_tools", "mode": "some"}])
