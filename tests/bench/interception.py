@@ -13,7 +13,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import tomllib
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,9 +22,10 @@ from typing import Any
 import httpx
 
 from polar_toolkit.environment import variables
+from polar_toolkit.rollout import recipe
+from polar_toolkit.rollout.harnesses.scripted_engine import Script, ScriptedEngine
 from tests.bench.netns import Namespace
 from tests.bench.provisions import HARNESS_BIN, ROOT, harness_binary, qwen3_tokenizer
-from tests.bench.scripted_engine import Script, ScriptedEngine
 from tests.bench.transparent import redirected
 
 HARNESS_SECONDS = 120
@@ -126,13 +126,13 @@ class Interception:
 
     def perform(self, name: str, way: str, task: str, *, session: str) -> Done:
         """Run a harness's own command, one of the ways in harness_images/NAME, in the session's HOME and workspace."""
-        recipe = read_recipe(name)["runs"][way]
-        for path, content in recipe.get("files", {}).items():
+        chosen = recipe.find(name).way(way)
+        for path, content in chosen.files.items():
             file = self._fresh("home", session) / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content)
-        words = [word.replace("{task}", task) for word in recipe["command"]]
-        return self.execute(words, session=session, env=recipe.get("env", {}))
+        command = recipe.command_of(chosen, task)
+        return self.execute(list(command.argv), session=session, env=command.env)
 
     def execute(self, words: list[str], *, session: str, env: Mapping[str, str] = {}) -> Done:
         """Run a command (the name of a harness's binary, then its arguments) as `perform` does."""
@@ -213,11 +213,6 @@ def interception(folder: Path, script: Script) -> Generator[Interception]:
         with namespace.entered():
             stack.enter_context(engine.serving())
         yield Interception(folder, namespace, engine)
-
-
-def read_recipe(name: str) -> Json:
-    """What harness_images/NAME/harness.toml says."""
-    return tomllib.loads((ROOT / "harness_images" / name / "harness.toml").read_text())
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polar_toolkit.environment import read_proxy
-from tests.bench.interception import Done, Interception, read_recipe
+from polar_toolkit.rollout import recipe
+from tests.bench.interception import Done, Interception
 from tests.bench.provisions import certifi_package
 from tests.harness.performance import (
     SESSION,
@@ -102,19 +103,17 @@ def _recipe(
     exact: int = 1,
     quick: bool = False,
 ) -> Cell:
-    recipe = read_recipe(harness)
+    found = recipe.find(harness)
     name = "-".join(filter(None, (harness, variant or way)))
     perform = run or (lambda bench: bench.perform(harness, way, TASK, session=SESSION))
-    dialect: str = recipe["runs"][way]["dialect"]
-    return Cell(
-        name, recipe["version"], dialect, perform, act or actor(harness), kinds or {"agent": 2}, exact, quick=quick
-    )
+    dialect = found.way(way).dialect
+    return Cell(name, found.version, dialect, perform, act or actor(harness), kinds or {"agent": 2}, exact, quick=quick)
 
 
 def _resumed(harness: str, way: str, *, edits: bool = False, beside: Mapping[str, int] = {}) -> Cell:
     """The task, and then a second process that goes on with the same conversation: a turn after a text-only reply."""
-    runs = read_recipe(harness)["runs"]
-    again = next(name for name in (f"resumed-{way}", "resumed") if name in runs)
+    ways = recipe.find(harness).ways
+    again = next(name for name in (f"resumed-{way}", "resumed") if name in ways)
 
     def run(bench: Interception) -> Done:
         bench.perform(harness, way, TASK, session=SESSION)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polar_mitm.journal import grow, read_calls
+from polar_toolkit.rollout import recipe
 
 PERFORMERS = [
     ("codex", "openai"), ("claude-code", "anthropic"), ("pi", "openai"), ("pi", "anthropic"), ("pi", "openrouter"),
@@ -21,12 +22,8 @@ TASK = "Write a greeting into the file hello.txt."
 GREETING = "bonjour, café"
 CLOSING = "the greeting is in hello.txt."
 SESSION = "s1"
-_SHELL = {
-    "codex": ("exec_command", "cmd"), "claude-code": ("Bash", "command"), "pi": ("bash", "command"),
-    "qwen-code": ("run_shell_command", "command"), "gemini-cli": ("run_shell_command", "command"),
-    "opencode": ("bash", "command"), "mini-swe-agent": ("bash", "command"),
-    "static-client": ("run", "command"), "certifi-client": ("run", "command"),
-}  # fmt: skip
+_CLIENTS_SHELL = ("run", "command")
+"""What the clients that are written for the tests call theirs."""
 _ASSISTANT = "<|im_start|>assistant"
 _TOOLS = "# Tools\n\nYou may call one or more functions"
 _SUMMARY = "The greeting was written; nothing is left to do but to say so."
@@ -37,7 +34,7 @@ Actor = Callable[[str], str]
 
 def script(harness: str, *, shell_calls: int = 1) -> list[str]:
     """A reply for each shell call, with reasoning, odd white space and oddly spelled arguments; then the end."""
-    tool, parameter = _SHELL[harness]
+    tool, parameter = recipe.find(harness).shell_tool if harness in recipe.names() else _CLIENTS_SHELL
     said = "<think>\nThe file has to hold a greeting.\n</think>\n\n  I will write it. \n\n<tool_call>\n"
     calls = [f'{{"name": "{tool}",  "arguments": {{"{parameter}":   "{_command(n)}" }}}}' for n in range(shell_calls)]
     return [*[f"{said}{call}\n</tool_call>" for call in calls], f"<think>\nIt is there.\n</think>\n\nDone:  {CLOSING}"]

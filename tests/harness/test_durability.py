@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from polar_mitm.journal import read_calls
+from polar_toolkit.rollout.harnesses.scripted_engine import EngineCall, Fault
 from tests.bench.interception import Done, interception
-from tests.bench.scripted_engine import EngineCall, Fault
 from tests.harness.performance import SESSION, TASK, Json, script
 
 pytestmark = pytest.mark.harness

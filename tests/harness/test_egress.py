@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from polar_mitm.journal import read_calls
+from polar_toolkit.rollout.harnesses.scripted_engine import STOP, Fault
 from tests.bench.interception import Interception, interception
-from tests.bench.scripted_engine import STOP, Fault
 
 pytestmark = pytest.mark.harness
 

@@ -7,8 +7,8 @@ from collections.abc import Generator
 import numpy as np
 import pytest
 
+from polar_toolkit.rollout.harnesses.scripted_engine import EngineCall, Fault
 from tests.bench.interception import Interception, interception
-from tests.bench.scripted_engine import EngineCall, Fault
 from tests.harness.performance import Json, completed
 
 pytestmark = pytest.mark.harness

@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import json
-import tomllib
-from typing import Any
 
 import pytest
 
-from polar_mitm.wire import DIALECTS
-from tests.bench.provisions import ROOT
+from polar_toolkit.rollout import recipe
+from polar_toolkit.rollout.recipe import Recipe
 
-IMAGES = ROOT / "harness_images"
-RECIPES = sorted(IMAGES.glob("*/harness.toml"), key=str)
-
-
-@pytest.fixture(params=RECIPES, ids=lambda path: path.parent.name)
-def recipe(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return tomllib.loads(request.param.read_text()) | {"folder": request.param.parent.name}
+INSTALLED = [name for name in recipe.names() if recipe.find(name).package]
 
 
-def test_the_recipe_names_the_version_that_is_installed(recipe: dict[str, Any]):
+@pytest.fixture(params=INSTALLED)
+def installed(request: pytest.FixtureRequest) -> Recipe:
+    return recipe.find(request.param)
+
+
+def test_the_recipe_names_the_version_that_is_installed(installed: Recipe):
     """The version that a recipe was observed with is the pinned one."""
-    requirements = IMAGES / recipe["folder"] / "requirements.txt"
+    requirements = installed.folder / "requirements.txt"
     if requirements.exists():  # it comes from the Python registry
-        assert f"{recipe['package']}=={recipe['version']}" in requirements.read_text().splitlines()
+        assert f"{installed.package}=={installed.version}" in requirements.read_text().splitlines()
     else:
-        pinned = json.loads((IMAGES / "package.json").read_text())["dependencies"]
-        assert recipe["version"] == pinned[recipe["package"]]
-    assert recipe["name"] == recipe["folder"]
+        pinned = json.loads((recipe.IMAGES / "package.json").read_text())["dependencies"]
+        assert installed.version == pinned[installed.package]
+    assert installed.name == installed.folder.name
 
 
 def test_no_compromised_release_is_pinned():
     """litellm 1.107.0 carries foreign code."""
-    for requirements in IMAGES.glob("*/requirements.txt"):
+    for requirements in recipe.IMAGES.glob("*/requirements.txt"):
         assert "litellm==1.107.0" not in requirements.read_text().splitlines()
 
 
-def test_every_command_takes_the_task_and_speaks_a_dialect_of_ours(recipe: dict[str, Any]):
-    """Each way to run a harness has a place for the instruction and a protocol that is answered."""
-    for run in recipe["runs"].values():
-        assert "{task}" in run["command"]
-        assert run["dialect"] in {dialect.name for dialect in DIALECTS}
+def test_a_recipe_says_all_that_a_sandbox_and_a_check_need(installed: Recipe):
+    """Every installed harness has a program to mount, a shell tool, and something that prints its version."""
+    assert installed.programs
+    assert all(installed.shell_tool)
+    assert installed.version_command

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from polar_toolkit.rollout.harnesses.scripted_engine import ScriptedEngine
 from tests.bench.interception import Done, interception
 from tests.bench.netns import Attempt
-from tests.bench.scripted_engine import ScriptedEngine
 from tests.harness.performance import CLOSING, GREETING, PERFORMERS, SESSION, TASK, Json, completed, output, script
 
 pytestmark = pytest.mark.harness

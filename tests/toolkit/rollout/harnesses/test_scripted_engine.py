@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.bench.scripted_engine import Fault, ScriptedEngine
+from polar_toolkit.rollout.harnesses.scripted_engine import Fault, ScriptedEngine
 
 TURN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 SAMPLING = {"temperature": 1.0, "max_new_tokens": 200, "stop_token_ids": [151645]}

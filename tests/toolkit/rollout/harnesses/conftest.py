@@ -1,4 +1,4 @@
-"""Fixtures of the bench's own tests."""
+"""Fixtures of the tests of what is done with harnesses."""
 
 from __future__ import annotations
 
