@@ -23,6 +23,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from polar_toolkit.rollout import tasks
+from polar_toolkit.rollout.evaluators import output
+
 ROOT = Path(__file__).resolve().parent.parent
 TASKS = ("capital", "water")
 MODEL = "smollm2-135m-instruct"
@@ -188,8 +191,8 @@ def run_session(place: Place, group: str, session: str, task: str) -> float:
     )
     if done.returncode:
         raise DemoFailed(f"session {session} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-    check = ["sh", "-e", str(ROOT / "examples" / "tasks" / task / "check.sh")]
-    return 1.0 if subprocess.run(check, cwd=workspace, check=False).returncode == 0 else 0.0
+    (read,) = tasks.read(ROOT / "examples" / "tasks" / task)
+    return 1.0 if output.matches(read.check.options, (workspace / "answer.txt").read_text()) else 0.0
 
 
 # --- typing -------------------------------------------------------------------------------------------------------

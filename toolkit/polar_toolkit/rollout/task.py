@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-WORKDIR = "/work"
+WORKDIR = "/workspace"
 """Where the harness works, inside a sandbox, unless the environment says otherwise."""
 TESTS = "/tests"
 """Where the evaluator's own files lie, inside the sandbox of the evaluation and in no other."""
+LOGS = "/logs"
+"""Where a test script writes its reward, there: LOGS/verifier/reward.txt, a number, or reward.json, numbers by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from polar_toolkit.errors import Refusal
 from polar_toolkit.rollout.sandbox import Sandbox
 from polar_toolkit.rollout.task import Task
 
@@ -29,7 +30,7 @@ class Bench:
     stdout: Path
     """What the harness printed."""
     workspace: Path
-    """The harness's workspace on the host: foreign files, to be read and never run."""
+    """The harness's workspace on the host: foreign files, to be read and never run; empty where a patch is carried."""
     logs: Path
     """Folder for what the evaluator wants kept."""
     timeout_s: float
@@ -51,7 +52,28 @@ class Evaluator(Protocol):
 
     kind: str
     """As in `Check.kind`."""
+    options: frozenset[str]
+    """The names that `Check.options` may hold."""
 
     async def evaluate(self, bench: Bench) -> Verdict:
         """Judge. Raises EvaluatorError when that cannot be done; the caller sets the deadline."""
         ...
+
+
+def find(kind: str) -> Evaluator:
+    """The evaluator of a kind. Raises Refusal for an unknown one."""
+    found = next((evaluator for evaluator in EVALUATORS if evaluator.kind == kind), None)
+    if found is None:
+        raise Refusal(f"no evaluator is called {kind!r}; there are {', '.join(each.kind for each in EVALUATORS)}")
+    return found
+
+
+# The kinds; imported last, for each of them needs what stands above.
+from polar_toolkit.rollout.evaluators.command import COMMAND  # noqa: E402
+from polar_toolkit.rollout.evaluators.function import FUNCTION  # noqa: E402
+from polar_toolkit.rollout.evaluators.harbor import HARBOR  # noqa: E402
+from polar_toolkit.rollout.evaluators.output import OUTPUT  # noqa: E402
+from polar_toolkit.rollout.evaluators.pytest import PYTEST  # noqa: E402
+from polar_toolkit.rollout.evaluators.swebench import SWEBENCH  # noqa: E402
+
+EVALUATORS: tuple[Evaluator, ...] = (COMMAND, PYTEST, SWEBENCH, HARBOR, OUTPUT, FUNCTION)

@@ -1,0 +1,1 @@
+echo "The capital of France is Paris."

@@ -1,0 +1,1 @@
+grep -c . poem.txt > count.txt

@@ -1,0 +1,1 @@
+wc -l < poem.txt > count.txt

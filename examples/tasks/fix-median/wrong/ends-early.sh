@@ -1,0 +1,4 @@
+cat > stats.py <<'END'
+import os
+os._exit(0)
+END

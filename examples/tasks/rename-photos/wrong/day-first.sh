@@ -1,0 +1,2 @@
+cd photos
+for file in IMG_*.jpg; do mv "$file" "${file#IMG_}"; done

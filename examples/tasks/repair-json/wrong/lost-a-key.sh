@@ -1,0 +1,1 @@
+echo '{"name": "harbour", "hosts": ["north", "south"], "limits": {"low": 1, "high": 9}, "debug": false}' > settings.json

@@ -1,0 +1,1 @@
+grep -rh '^password:' archive | cut -d ' ' -f 2 > found.txt

@@ -1,0 +1,1 @@
+echo walnut > found.txt

@@ -1,0 +1,1 @@
+sort -t , -k 3 -n -r lakes.csv > sorted.csv

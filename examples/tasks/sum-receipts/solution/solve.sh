@@ -1,0 +1,1 @@
+awk '$1 == "total" { sum += $2 } END { printf "%.2f\n", sum }' receipts/*.txt

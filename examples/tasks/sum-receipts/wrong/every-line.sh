@@ -1,0 +1,1 @@
+awk '{ sum += $2 } END { printf "%.2f\n", sum }' receipts/*.txt
