@@ -20,6 +20,9 @@ BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 """Inside: the system's certificates and the interceptor's."""
 CA = "/etc/polar/ca.pem"
 """Inside: the interceptor's certificate alone."""
+OUR_IMAGES = "polar-mitm"
+"""What the names of the harnesses' own images begin with; no registry is asked for one."""
+USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LOG_BYTES = 16 << 20
 """Of one stream of one command, the first half and the last half are kept."""
 
@@ -88,7 +91,7 @@ class Plan:
     mounts: tuple[Mount, ...] = ()
     """Read-only; the harness's programs."""
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of every command; PATH is set by the sandbox unless it is here."""
+    """Of every command. A PATH here holds USUAL_PATH; an image's own is put in before that."""
     network: Network | None = None
     """None: no network at all."""
 
