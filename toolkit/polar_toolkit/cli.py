@@ -6,9 +6,8 @@ check, 2 a refusal (nothing was overwritten), 3 done but below the threshold tha
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -37,9 +36,14 @@ from polar_toolkit import export as exports
 from polar_toolkit.errors import Refusal
 from polar_toolkit.ledger import Report
 from polar_toolkit.locations import location
+from polar_toolkit.refusing import refusing
+from polar_toolkit.rollout import cli as rollout_cli
+from polar_toolkit.rollout.harnesses.cli import app as harness_app
 from polar_toolkit.tree import TRAINED_KINDS, Policy
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="From recorded calls to trajectories and batches.")
+app.command("rollout", help=rollout_cli.HELP)(rollout_cli.rollout_command)
+app.add_typer(harness_app, name="harness")
 
 Root = Annotated[Path, typer.Argument(help="A run folder, or a folder of run folders.")]
 RootURL = Annotated[
@@ -71,20 +75,6 @@ class Format(StrEnum):
     docker = "docker"
 
 
-def refusing[**P, R](command: Callable[P, R]) -> Callable[P, R]:
-    """Print a Refusal as one sentence and exit with 2."""
-
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except Refusal as refusal:
-            typer.echo(f"polar-toolkit: {refusal}", err=True)
-            raise typer.Exit(2) from refusal
-
-    return wrapped
-
-
 @app.command("env")
 @refusing
 def env_command(
@@ -92,9 +82,15 @@ def env_command(
     session: Annotated[str | None, typer.Option(help="Register a session and use it; else the default one.")] = None,
     group: Annotated[str | None, typer.Option(help="The session's group: samples of one task.")] = None,
     format: Annotated[Format, typer.Option(help="Exports for eval, JSON, or lines of an env file.")] = Format.shell,
+    proxy_host: Annotated[
+        str, typer.Option(help="For a container or another machine: the name by which it reaches this one.")
+    ] = "",
+    certificates: Annotated[
+        str, typer.Option(metavar="PATH", help="Where RUN/certificates is seen there; made with the public PEM files.")
+    ] = "",
 ) -> None:
     """Print the variables that lead a harness to the interceptor: eval "$(polar-toolkit env runs/first)"."""
-    names = environment.variables(run, session, group)
+    names = environment.variables(run, session, group, proxy_host=proxy_host, certificates=certificates)
     if format is Format.json:
         typer.echo(json.dumps(names, indent=2))
     else:
