@@ -55,7 +55,7 @@ check: setup ## format, lint, types, import contracts, fresh docs, repository ru
 docs: setup ## write the generated pages: docs/dataset.md, docs/cli.md, docs/options.md, docs/protocols.md
 	@$(PY) scripts/docs.py
 
-bench: setup models peers ## print each benchmark's figures and their limits
+bench: setup harnesses models peers ## print each benchmark's figures and their limits
 	@for file in benchmarks/*.py; do echo "== $$file"; PYTHONPATH=. $(PY) "$$file" || exit 1; done
 
 constraints: setup ## rewrite constraints.txt from what is installed in .venv

@@ -1,4 +1,4 @@
-"""benchmarks/merge.py at a tiny size: every merger is measured, and this project's own has full marks."""
+"""Benchmarks at a tiny size: they run, and what does not depend on the size holds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from tests.bench.provisions import ROOT
+from tests.bench.provisions import ROOT, harness_binary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def printed(*words: str) -> str:
-    """What the benchmark prints; a failure shows all of it."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "merge.py"), "--quick", *words]
+def printed(name: str, *words: str) -> str:
+    """What a benchmark prints; a failure shows all of it."""
+    command = [sys.executable, str(ROOT / "benchmarks" / name), "--quick", *words]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
@@ -24,7 +24,7 @@ def printed(*words: str) -> str:
 
 def test_ours_has_full_marks_and_every_peer_is_measured():
     """No sampled token is lost, doubled or out of its context in any scenario; make peers installed all four peers."""
-    output = printed("--only", "mergers")
+    output = printed("merge.py", "--only", "mergers")
     assert "ours: scenarios with full marks: 4.00 of 4 >= 4 met" in output
     assert "ours-full-prompts: scenarios with full marks: 4.00 of 4 >= 4 met" in output
     assert "peers that could not be measured: 0.00 peers <= 0 met" in output, output
@@ -32,6 +32,16 @@ def test_ours_has_full_marks_and_every_peer_is_measured():
 
 def test_the_measures_from_disk_run():
     """A run is written, merged by the command line and measured; all its tokens are trained."""
-    output = printed("--only", "disk")
+    output = printed("merge.py", "--only", "disk")
     assert "sampled tokens trained: 1.00 of all >= 1 met" in output
     assert "peak memory" in output
+
+
+def test_the_measures_of_rollouts_run():
+    """Staged and unstaged, simulated and with Pi in local sandboxes: every attempt completes, a start is quick."""
+    harness_binary("pi")
+    output = printed("rollouts.py")
+    assert "start of a prepared attempt, p50" in output
+    assert "CPU of the runner, Pi in local sandboxes" in output
+    assert "40 simulated attempts" in output
+    assert "engine busy from the first run to the last" in output
