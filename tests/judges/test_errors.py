@@ -10,12 +10,14 @@ from google.genai import errors as google
 from polar_mitm.conversation import Conversation, Message, Text
 from polar_mitm.errors import (
     BadRequest,
+    BudgetUsed,
     ContextOverflow,
     EngineError,
     EngineUnavailable,
     JournalError,
     NotFound,
     PolarError,
+    Sealed,
     TokenizerMismatch,
     TooLarge,
     Unauthorized,
@@ -29,6 +31,8 @@ RAISED = {
     ContextOverflow(5, 4): (openai.BadRequestError, anthropic.BadRequestError, google.ClientError),
     TooLarge("odd"): (openai.APIStatusError, anthropic.RequestTooLargeError, google.ClientError),
     Unauthorized("odd"): (openai.AuthenticationError, anthropic.AuthenticationError, google.ClientError),
+    BudgetUsed("odd"): (openai.BadRequestError, anthropic.BadRequestError, google.ClientError),
+    Sealed("odd"): (openai.PermissionDeniedError, anthropic.PermissionDeniedError, google.ClientError),
     NotFound("odd"): (openai.NotFoundError, anthropic.NotFoundError, google.ClientError),
     EngineUnavailable("odd"): (openai.InternalServerError, anthropic.OverloadedError, google.ServerError),
     EngineError("odd"): (openai.InternalServerError, anthropic.InternalServerError, google.ServerError),

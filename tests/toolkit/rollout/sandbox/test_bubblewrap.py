@@ -38,6 +38,18 @@ def test_only_the_sandboxs_folders_are_bound_for_writing(as_root: bool):  # noqa
     }
 
 
+def test_a_program_within_a_folder_of_the_sandbox_is_seen():
+    """It is bound after the folder, and the folders around it are made in that one, open to everybody."""
+    tmp = Scene(
+        Path("/etc-files"), {"/tmp": Path("/run-folder/tmp")}, [Mount(Path("/tmp/a/b"), "/tmp/a/b")], as_root=True
+    )
+    words = arguments(tmp)
+    around = next(at for at, word in enumerate(words) if word == "--dir" and words[at + 1] == "/tmp/a")
+    places = [words.index("/run-folder/tmp"), around, words.index("/tmp/a/b")]
+    assert places == sorted(places)
+    assert words[around - 2 : around] == ["--perms", "0755"]
+
+
 def test_a_user_needs_a_user_namespace_and_root_does_not():
     """Each begins with the few capabilities that it needs to give them all up."""
     user, root = arguments(scene()), arguments(scene(as_root=True))

@@ -67,8 +67,10 @@ def arguments(scene: Scene) -> list[str]:
     words = [*_ALWAYS, *(() if scene.as_root else _UNPRIVILEGED), "--cap-drop", "ALL"]
     for right in rights:
         words += ["--cap-add", f"CAP_{right}"]
-    for folder in _around([*scene.folders, *(mount.target for mount in scene.files), "/etc/x", "/var/x"]):
-        words += ["--perms", "0755", "--dir", folder]  # bubblewrap's own are for their owner alone
+    around = _around([*scene.folders, *(mount.target for mount in scene.files), "/etc/x", "/var/x"])
+    within = {folder for folder in around if any(is_below(folder, place) for place in scene.folders)}
+    for folder in around:
+        words += _open_folder(folder) if folder not in within else []
     words += ["--ro-bind", "/usr", "/usr"]
     for name in _ROOT_FOLDERS:
         words += _root_folder(Path("/", name))
@@ -79,11 +81,22 @@ def arguments(scene: Scene) -> list[str]:
     words += ["--proc", "/proc", "--dev", "/dev"]
     words += ["--perms", "1777", "--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     words += ["--symlink", "../tmp", "/var/tmp"]
-    for mount in sorted(scene.files, key=lambda mount: mount.target):  # what lies around before what lies within
-        words += ["--ro-bind", f"{mount.source}", mount.target]
-    for target in sorted(scene.folders):
-        words += ["--bind", f"{scene.folders[target]}", target]
+    places = {folder: _open_folder(folder) for folder in within}
+    places |= {target: ["--bind", f"{source}", target] for target, source in scene.folders.items()}
+    places |= {mount.target: ["--ro-bind", f"{mount.source}", mount.target] for mount in scene.files}
+    for place in sorted(places):  # what lies around before what lies within
+        words += places[place]
     return [*words, "--remount-ro", "/", "--chdir", "/"]
+
+
+def is_below(path: str, place: str) -> bool:
+    """Whether a path is a place or lies in it."""
+    return Path(path).is_relative_to(place)
+
+
+def _open_folder(path: str) -> list[str]:
+    """bubblewrap's own are for their owner alone."""
+    return ["--perms", "0755", "--dir", path]
 
 
 def _around(targets: Sequence[str]) -> list[str]:

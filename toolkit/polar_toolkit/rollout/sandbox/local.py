@@ -43,7 +43,7 @@ from polar_toolkit.rollout.sandbox import (
     inside,
     seccomp,
 )
-from polar_toolkit.rollout.sandbox.bubblewrap import INSIDE, OWN_ETC, Scene, python
+from polar_toolkit.rollout.sandbox.bubblewrap import INSIDE, OWN_ETC, Scene, is_below, python
 from polar_toolkit.rollout.sandbox.capture import CappedFile
 from polar_toolkit.rollout.sandbox.folders import copy, remove
 from polar_toolkit.rollout.sandbox.folders import inside as within
@@ -56,6 +56,7 @@ from polar_toolkit.rollout.task import Environment
 _FULL = 1 << 60
 """More bytes than any limit."""
 _THE_HOSTS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/proc", "/dev", "/sys")
+_TMP = "/tmp"
 _IMAGE = "host"
 
 
@@ -161,7 +162,7 @@ class _LocalSandbox:
         self._places = {
             plan.environment.workdir.rstrip("/"): folder / "workspace",
             HOME: folder / "home",
-            "/tmp": folder / "tmp",
+            _TMP: folder / "tmp",
         }
         self._warming: asyncio.Task[Warm] | None = None
         self._running: Warm | None = None
@@ -170,8 +171,8 @@ class _LocalSandbox:
     def prepare(self) -> None:
         """Make the folders. Raises OSError, SandboxError."""
         for mount in self._plan.mounts:
-            around = next((place for place in self._places if _is_below(mount.target, place)), None)
-            if around:
+            around = next((place for place in self._places if is_below(mount.target, place)), _TMP)
+            if around != _TMP:  # a checkout may well lie in /tmp
                 raise SandboxError(
                     f"the program {mount.target!r} would lie within the sandbox's own folder {around!r}: "
                     "set the task's workdir to another path, or move the program"
@@ -353,7 +354,7 @@ class _LocalSandbox:
     def _place(self, path: str) -> Path | None:
         """Where a path of the sandbox lies on the host."""
         path = os.path.normpath(path)
-        around = max((name for name in self._places if _is_below(path, name)), key=len, default=None)
+        around = max((name for name in self._places if is_below(path, name)), key=len, default=None)
         if around is None:
             return None
         place = self._places[around]
@@ -364,7 +365,7 @@ class _LocalSandbox:
 
     async def _new_place(self, source: Path, target: str) -> Path:
         path = os.path.normpath(target)
-        if any(_is_below(path, name) for name in _THE_HOSTS) or path == "/":
+        if any(is_below(path, name) for name in _THE_HOSTS) or path == "/":
             raise SandboxError(f"{target!r} cannot be written to: it is the host's own; --sandbox docker")
         place = self._plan.folder / f"placed-{len(self._places)}"
         if source.is_dir():
@@ -384,7 +385,3 @@ class _LocalSandbox:
             await asyncio.to_thread(copy, source, target)
         except OSError as error:
             raise SandboxError(f"{source} could not be copied to {target}: {error}") from error
-
-
-def _is_below(path: str, place: str) -> bool:
-    return path == place or path.startswith(f"{place}/")
