@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -119,7 +117,7 @@ def test_without_a_network_the_proxy_leads_nowhere(tmp_path: Path):
 @pytest.mark.parametrize(("seconds", "by"), [("0", "itself"), ("1000", "deadline")])
 def test_daemons_are_ended_with_the_command(tmp_path: Path, seconds: str, by: str):
     """What a command leaves running, in sessions of its own and twice forked, does not outlive it."""
-    words = (sys.executable, "-c", DAEMONS, seconds)
+    words = ("python3", "-c", DAEMONS, seconds)
     ended = scenario(tmp_path, lambda box: box.run(Command(words), timeout_s=2, log=tmp_path / "log"))
     assert ended.by == by
     assert ended.seconds < 5
@@ -166,7 +164,7 @@ def test_too_much_memory_ends_it(tmp_path: Path):
     """A harness whose processes hold more than their limit together is ended, and the reason is told."""
     limits = Environment(limits=Limits(memory_mb=64))
     words = "import time; hold = bytearray(100 << 20); time.sleep(1000)"
-    ended, _ = shell(f"{shlex.quote(sys.executable)} -c '{words}'", tmp_path, environment=limits)
+    ended, _ = shell(f"python3 -c '{words}'", tmp_path, environment=limits)
     assert ended.by == "memory"
 
 
