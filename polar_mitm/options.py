@@ -158,6 +158,7 @@ def _write_run(options: Options, tokenizer: str, sampling: Sampling, template: T
         "run_id": run_id,
         "engine": options.polar_engine,
         "tokenizer": str(Path(tokenizer).resolve()) if Path(tokenizer).exists() else tokenizer,
+        "tokenizer_fingerprint": template.fingerprint,
         "family": template.family if template.bridges else "none",
         "history_thinking": options.polar_history_thinking,
         "sampling": asdict(sampling),

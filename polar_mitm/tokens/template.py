@@ -20,6 +20,7 @@ from polar_mitm.conversation import Message, Text, Tool, ToolCall
 from polar_mitm.errors import BadRequest
 from polar_mitm.tokens import difference, family, forcing, pieces, plain, probe, retention, script
 from polar_mitm.tokens.chat_template import ChatTemplate
+from polar_mitm.tokens.fingerprint import fingerprint
 from polar_mitm.tokens.parsed import Parsed, from_renderer
 from polar_mitm.tokens.retention import PRESERVE
 
@@ -87,6 +88,11 @@ class Template:
         if self._difference is None:
             return "typed" if self.bridges else "none"
         return "difference" if self._difference.after_calls else "difference, texts only"
+
+    @property
+    def fingerprint(self) -> str:
+        """What the ids mean, as a short name."""
+        return fingerprint(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, no special tokens added."""

@@ -29,6 +29,7 @@ def test_a_linear_session_is_one_trajectory(book):
     assert path.temperature.tolist() == [1, 1, 0.5, 1, 1, 1]
     assert [path.version_names[code] for code in path.versions] == ["", "", "v0", "", "v1", "v1"]
     assert (path.trajectory_id, path.call_ids, path.edges) == ("b.0", ("a", "b"), ("root(first)", "exact"))
+    assert path.call_starts == (2, 4)
     assert path.input_ids.dtype == np.int32
     assert path.loss_mask.dtype == np.uint8
     assert path.logprobs.dtype == np.float32
@@ -136,10 +137,10 @@ def test_a_table_has_the_declared_columns_and_the_sessions_reward(book):
     assert table.schema == trajectories.SCHEMA
     assert table.to_pylist() == [
         {
-            "schema_version": 1, "trajectory_id": "a.0", "run_id": "run", "session_id": "s", "group_id": None,
+            "schema_version": 2, "trajectory_id": "a.0", "run_id": "run", "session_id": "s", "group_id": None,
             "kind": "agent", "input_ids": [1, 2], "loss_mask": [0, 1], "logprobs": [0.0, -0.5],
-            "versions": ["", "v0"], "temperature": [1.0, 1.0], "call_ids": ["a"], "edges": ["root(first)"],
-            "reward": 0.5,
+            "versions": ["", "v0"], "temperature": [1.0, 1.0], "call_ids": ["a"], "call_starts": [1],
+            "edges": ["root(first)"], "reward": 0.5,
         }
     ]  # fmt: skip
 

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from polar_train.metrics import Record
 
 VOCABULARY = 320
 
@@ -129,6 +131,22 @@ def write(tmp_path, as_batch) -> Write:
         target.mkdir(exist_ok=True)
         pq.write_table(as_batch(*rows), target / "00000.parquet")
         return target
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def record() -> Callable[..., Record]:
+    """Makes the record of a step; any figure can be told."""
+    plain = Record(
+        step=1, batch="batch-00001.parquet", version="", at=1000.0, seconds=40.0, reward_mean=0.25, sessions=16,
+        groups=4, dead_groups=1, loss=-0.0125, grad_norm=0.5, ratio_mean=1.0, clip_share=0.01, kl_mean=0.0,
+        entropy_mean=1.25, gap_mean=3e-6, gap_max=4e-5, lag_mean=0.5, lag_max=1, tokens_beyond_lag=0,
+        tokens_trained=12000, tokens_computed=45000, tokens_per_second=300.0, idle_s=0.75,
+    )  # fmt: skip
+
+    def make(step: int, **told: object) -> Record:
+        return replace(plain, step=step, version=f"step-{step:06d}", **told)
 
     return make
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polar_train.data import read_batches, stream
+from polar_train.data import BatchSummary, read_batches, read_summary, read_tokenizer, stream
 from polar_train.errors import BadInput
 
 
@@ -23,6 +23,26 @@ def test_versions_are_those_of_trained_tokens(write, draw):
     """The empty version of tokens off the mask is not a version."""
     (row,) = read_batches(write(draw(30)))
     assert row.versions == {"v1"}
+
+
+def test_each_token_has_its_version(tmp_path, as_batch, draw):
+    """As an index into the names of the row."""
+    table = as_batch(draw(30))
+    changed = _changed(table.to_pylist()[0], "versions", -1, "v2")
+    pq.write_table(pa.Table.from_pylist([changed], schema=table.schema), tmp_path / "a.parquet")
+    (row,) = read_batches(tmp_path)
+    assert row.versions_T.dtype == np.int32
+    assert [row.version_names[code] for code in row.versions_T] == changed["versions"]
+    assert row.versions == {"v1", "v2"}
+
+
+def test_a_session_without_a_group_is_one_by_itself(tmp_path, as_batch, draw):
+    """With its own name."""
+    table = as_batch(draw(9, 8))
+    row = _changed(table.to_pylist()[0], "group_ids", 1, None)
+    pq.write_table(pa.Table.from_pylist([row], schema=table.schema), tmp_path / "a.parquet")
+    (read,) = read_batches(tmp_path)
+    assert (read.session_ids, read.group_ids) == (("s-t0", "s-t1"), ("g", "s-t1"))
 
 
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path, as_batch, draw):
@@ -165,3 +185,31 @@ def test_rows_come_one_after_the_other(tmp_path, as_batch, draw):
     assert len(next(rows).input_ids_T) == 30
     with pytest.raises(BadInput, match="not a readable Parquet file"):
         next(rows)
+
+
+STATED = '{"sessions": 8, "groups": 2, "dead_groups": 1, "reward_mean": 0.25, "tokenizer": "257-ab"}'
+
+
+def test_what_a_batch_was_made_of_is_what_its_writer_said(tmp_path, as_batch, draw):
+    """Sessions without a trained token are not in the rows, and count all the same."""
+    table = as_batch(draw(30)).replace_schema_metadata({"polar_batch": STATED})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert read_summary(tmp_path / "a.parquet") == BatchSummary(8, 2, 1, 0.25, "257-ab")
+    assert read_tokenizer(tmp_path / "a.parquet") == "257-ab"
+
+
+def test_a_batch_of_another_writer_is_counted(write, draw):
+    """A group without any advantage is dead; rewards and tokenizer stay unknown."""
+    alive, dead = draw(30, 12)
+    dead.advantage = 0.0
+    assert read_summary(write([alive, dead])) == BatchSummary(2, 1, 0, None, None)
+    assert read_summary(write([dead])) == BatchSummary(1, 1, 1, None, None)
+    assert read_tokenizer(write([dead])) is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"sessions": 1}'])
+def test_metadata_that_cannot_be_read_are_refused(tmp_path, as_batch, draw, text):
+    """With their key and what to do."""
+    pq.write_table(as_batch(draw(30)).replace_schema_metadata({"polar_batch": text}), tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match=r"metadata 'polar_batch' of .*a.parquet' is .*: make the batch again"):
+        read_summary(tmp_path / "a.parquet")

@@ -5,10 +5,11 @@ import shutil
 
 import pytest
 import torch
-from transformers import MistralConfig, Qwen3Config
+from transformers import AutoTokenizer, MistralConfig, Qwen3Config
 
+from polar_mitm.tokens.fingerprint import fingerprint
 from polar_train.errors import BadInput
-from polar_train.model import load, packs, token_logprobs
+from polar_train.model import check_tokenizer, load, packs, token_logprobs
 
 
 def test_logprobs_are_those_of_logits_over_temperature_one_token_before(tiny_model):
@@ -65,6 +66,16 @@ def test_dropout_is_refused(tiny_model, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadInput, match=r"uses dropout \{'attention_dropout': 0.1\}"):
         load(folder)
+
+
+def test_a_batch_of_another_tokenizer_is_refused(tiny_model, tmp_path):
+    """Both fingerprints are told; without one on either side there is nothing to compare."""
+    own = fingerprint(AutoTokenizer.from_pretrained(tiny_model))
+    check_tokenizer(own, tiny_model)
+    check_tokenizer(None, tiny_model)
+    check_tokenizer("257-ab", tmp_path)
+    with pytest.raises(BadInput, match=rf"tokenizer '257-ab', and that of the model at .*tiny' is '{own}': train"):
+        check_tokenizer("257-ab", tiny_model)
 
 
 def test_only_full_attention_packs():

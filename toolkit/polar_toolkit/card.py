@@ -47,6 +47,7 @@ _TRAJECTORY_COLUMNS = {
     "versions": "weight version that sampled the token; empty off the mask",
     "temperature": "applied temperature; 1 off the mask",
     "call_ids": "the calls of the path, root first",
+    "call_starts": "where the tokens that each call sampled begin",
     "edges": "how each call continues the one before it: exact, inside(n), or root(reason) for the first",
     "reward": "the session's reward; null if none was given",
 }

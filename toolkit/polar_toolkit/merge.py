@@ -8,12 +8,15 @@ the caller (cli.py), through `progress` and the report.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import pyarrow as pa
+
 from polar_toolkit import batches, calls, card, merged, packed, rewards, trajectories
 from polar_toolkit.calls import SessionKey
+from polar_toolkit.errors import Refusal
 from polar_toolkit.ledger import Ledger, Report, batch_report
 from polar_toolkit.locations import is_of_this_process
 from polar_toolkit.parallel import cpus, in_order
@@ -50,7 +53,7 @@ def merge(root: Path, out: Path, options: Options, progress: Progress) -> Report
             "delivered_only": policy.delivered_only,
             "max_lag": policy.max_lag,
         }
-        return _finish(fresh, report, scores, options.batch)
+        return _finish(fresh, report, _Scored(scores, _tokenizers(runs)), options.batch)
 
 
 def rebatch(root: Path, out: Path, options: batches.Options) -> Report:
@@ -63,7 +66,7 @@ def rebatch(root: Path, out: Path, options: batches.Options) -> Report:
         jobs = _rewarded(pieces, fresh, scores)
         for _ in in_order(_write_rewarded, jobs, _workers([out, fresh], None)):
             pass  # the parts are all that is made
-        return _finish(fresh, report, scores, options)
+        return _finish(fresh, report, _Scored(scores, _tokenizers(runs)), options)
 
 
 def account(root: Path, options: Options, progress: Progress) -> tuple[Ledger, Report]:
@@ -187,27 +190,55 @@ def _write_rewarded(job: _Rewarding) -> None:
             part.write(trajectories.with_rewards(piece.read(trajectories.SCHEMA.names), job.scores))
 
 
-def _finish(fresh: Path, report: Report, scores: Mapping[SessionKey, float], options: batches.Options) -> Report:
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """What batches are made of beside the trajectories."""
+
+    scores: Mapping[SessionKey, float]
+    tokenizers: Mapping[str, str]
+    """Fingerprint by run id, of the runs that recorded it."""
+
+
+def _tokenizers(runs: Sequence[Path]) -> dict[str, str]:
+    said = {run: calls.run_info(run).get("tokenizer_fingerprint") for run in runs}
+    return {_run_id(run): tokenizer for run, tokenizer in said.items() if tokenizer}
+
+
+def _finish(fresh: Path, report: Report, scored: _Scored, options: batches.Options) -> Report:
     """Add the batches, the report and the card to a folder that has its trajectories."""
-    report["batch"] = _batches(fresh, scores, options) if scores else None
+    report["batch"] = _batches(fresh, scored, options) if scored.scores else None
     merged.write_report(fresh, report)
     merged.write_card(fresh, card.text(report))
     return report
 
 
-def _batches(fresh: Path, scores: Mapping[SessionKey, float], options: batches.Options) -> Report:
+def _batches(fresh: Path, scored: _Scored, options: batches.Options) -> Report:
     seen = batches.survey(merged.trajectory_pieces(fresh), options.max_tokens)
     planned = batches.plan(seen, options)
-    written = [_write_batch(fresh, number, seen, batch, options) for number, batch in enumerate(planned.batches)]
-    return batch_report(planned, written, scores) | {"options": asdict(options)}
+    written: list[packed.Written] = []
+    for number, batch in enumerate(planned.batches):
+        path, said = merged.batch_file(fresh, number), packed.metadata(batch, _tokenizer(batch, scored))
+        rows = _write_batch(path, packed.tables(seen, batch, options.max_tokens), said)
+        tokens = int(seen.length_N[batch.members].sum())
+        written.append(packed.Written(path.relative_to(fresh).as_posix(), rows, tokens))
+    return batch_report(planned, written, scored.scores) | {"options": asdict(options)}
 
 
-def _write_batch(
-    fresh: Path, number: int, seen: batches.Survey, batch: batches.Batch, options: batches.Options
-) -> packed.Written:
-    path, rows = merged.batch_file(fresh, number), 0
-    with merged.Rows(path, {packed.WEIGHT_SUM: repr(batch.weight_sum)}) as file:
-        for table in packed.tables(seen, batch, options.max_tokens):
+def _tokenizer(batch: batches.Batch, scored: _Scored) -> str | None:
+    """The one that all runs of a batch recorded. Raises Refusal when there are two: their ids mean different things."""
+    runs = {run for group in batch.groups for run, _ in group.sessions}
+    found = {scored.tokenizers[run]: run for run in sorted(runs) if run in scored.tokenizers}
+    if len(found) > 1:
+        told = ", ".join(f"{tokenizer} (run {run})" for tokenizer, run in found.items())
+        raise Refusal(f"a batch would mix the token ids of several tokenizers: {told}; merge the runs of each apart")
+    return next(iter(found), None)
+
+
+def _write_batch(path: Path, tables: Iterable[pa.Table], said: Mapping[str, str]) -> int:
+    """The number of rows written."""
+    rows = 0
+    with merged.Rows(path, said) as file:
+        for table in tables:
             file.write(table)
             rows += len(table)
-    return packed.Written(path.relative_to(fresh).as_posix(), rows, int(seen.length_N[batch.members].sum()))
+    return rows

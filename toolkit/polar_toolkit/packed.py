@@ -7,6 +7,7 @@ which weights, was decided before (batches.py).
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ WINDOW_TOKENS = 2_000_000
 """Tokens that are packed at a time, unless one piece has more: what bounds memory, and a row group of the file."""
 WEIGHT_SUM = "loss_weight_sum"
 """Key in a file's metadata: what the loss weights of its batch add up to."""
+SUMMARY = "polar_batch"
+"""Key in a file's metadata: what its batch was made of, as JSON; see `metadata`."""
 _TOKENS = ("input_ids", "loss_mask", "logprobs", "versions", "temperature")
 _NAMES = ("session_id", "group_id", "trajectory_id")
 
@@ -64,6 +67,19 @@ def tables(seen: Survey, batch: Batch, max_tokens: int, *, window_tokens: int = 
             window = []
     if window:
         yield _rows(_joined(window), max_tokens)
+
+
+def metadata(batch: Batch, tokenizer: str | None) -> dict[str, str]:
+    """What the file of a batch says of it as a whole; `tokenizer` is the fingerprint that its runs recorded."""
+    sessions = sum(len(group.sessions) for group in batch.groups)
+    summary = {
+        "sessions": sessions,
+        "groups": len(batch.groups),
+        "dead_groups": sum(group.flat for group in batch.groups),
+        "reward_mean": sum(group.mean * len(group.sessions) for group in batch.groups) / sessions,
+        "tokenizer": tokenizer,
+    }
+    return {WEIGHT_SUM: repr(batch.weight_sum), SUMMARY: json.dumps(summary)}
 
 
 def _pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from polar_toolkit.calls import Call, Float32s, Int32s, SessionKey
 from polar_toolkit.tree import Forest, Node
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = pa.schema(
     [
         pa.field("schema_version", pa.int32()),
@@ -31,6 +31,7 @@ SCHEMA = pa.schema(
         pa.field("versions", pa.list_(pa.dictionary(pa.int32(), pa.string()))),  # plain strings in files (merged.py)
         pa.field("temperature", pa.list_(pa.float32())),
         pa.field("call_ids", pa.list_(pa.string())),
+        pa.field("call_starts", pa.list_(pa.int32())),
         pa.field("edges", pa.list_(pa.string())),
         pa.field("reward", pa.float64()),
     ]
@@ -58,6 +59,8 @@ class Trajectory:
     temperature: Float32s
     """1 off the mask."""
     call_ids: tuple[str, ...]
+    call_starts: tuple[int, ...]
+    """Where the tokens that each call sampled begin."""
     edges: tuple[str, ...]
     """How each call continues the one before it: exact, inside(n), or root(reason) for the first."""
 
@@ -91,6 +94,7 @@ def to_table(trajectories: Sequence[Trajectory], rewards: Mapping[SessionKey, fl
         "versions": _version_column(trajectories),
         "temperature": list_column([t.temperature for t in trajectories], pa.float32()),
         "call_ids": pa.array([t.call_ids for t in trajectories], pa.list_(pa.string())),
+        "call_starts": pa.array([t.call_starts for t in trajectories], pa.list_(pa.int32())),
         "edges": pa.array([t.edges for t in trajectories], pa.list_(pa.string())),
         "reward": pa.array([rewards.get(t.session) for t in trajectories], pa.float64()),
     }
@@ -161,6 +165,7 @@ def _trajectory(forest: Forest, leaf: int, owned: list[int]) -> Trajectory:
         version_names=tuple(names),
         temperature=out.temperature,
         call_ids=tuple(nodes[index].call.call_id for index in path),
+        call_starts=tuple(nodes[index].call.prompt_len for index in path),
         edges=tuple(nodes[index].edge for index in path),
     )
 

@@ -7,6 +7,7 @@ are never Python lists. It does not know the model: whether ids fit a vocabulary
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,9 @@ WEIGHT_TOLERANCE = 1e-3
 WEIGHT_SUM = b"loss_weight_sum"
 """Key in a file's metadata: what the loss weights of the batch in it add up to. Such a file is a whole batch."""
 
+SUMMARY = b"polar_batch"
+"""Key in a file's metadata: what the batch was made of, as JSON; see BatchSummary."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -67,13 +71,37 @@ class Row:
     lengths: Int_T
     """Tokens of each packed trajectory."""
     trajectory_ids: tuple[str, ...]
-    versions: frozenset[str]
-    """Weight versions that sampled the trained tokens."""
+    session_ids: tuple[str, ...]
+    """Of each packed trajectory."""
+    group_ids: tuple[str, ...]
+    """Of each packed trajectory; a session without a group is one by itself, with its name."""
+    versions_T: Int_T
+    """Index into `version_names` of the weights that sampled the token."""
+    version_names: tuple[str, ...]
 
     @property
     def trained(self) -> int:
         """Tokens that bear loss."""
         return int(self.loss_mask_T.sum())
+
+    @property
+    def versions(self) -> frozenset[str]:
+        """Weight versions that sampled the trained tokens."""
+        return frozenset(self.version_names[code] for code in np.unique(self.versions_T[self.loss_mask_T]).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSummary:
+    """What a batch was made of."""
+
+    sessions: int
+    groups: int
+    dead_groups: int
+    """Groups whose rewards are all equal: they teach nothing."""
+    reward_mean: float | None
+    """Over the sessions; None where the file does not say it."""
+    tokenizer: str | None
+    """Fingerprint of the tokenizer that the prompts were made with; None where the file does not say it."""
 
 
 def read_batches(batches: Path) -> list[Row]:
@@ -104,6 +132,43 @@ def stream(batches: Path) -> Iterator[Row]:
             f"loss_weight of {str(batches)!r} adds up to {total:.6g}, not {expected:.6g}: "
             "pass the whole batch, not a part"
         )
+
+
+def read_summary(batches: Path) -> BatchSummary:
+    """What the writer said of a batch, else what its rows show. Raises BadInput as `read_batches` does."""
+    return _stated(batches) or _counted(batches)
+
+
+def read_tokenizer(batches: Path) -> str | None:
+    """Fingerprint of the tokenizer of a batch; None where the file does not say it. Raises BadInput."""
+    stated = _stated(batches)
+    return stated.tokenizer if stated else None
+
+
+def _stated(batches: Path) -> BatchSummary | None:
+    stated = _metadata(_files(batches)[0]).get(SUMMARY)
+    if stated is None:
+        return None
+    try:
+        said = json.loads(stated)
+        return BatchSummary(**{name: said[name] for name in BatchSummary.__slots__})
+    except (ValueError, KeyError, TypeError) as error:  # not what `polar-toolkit batch` writes: said as one sentence
+        raise BadInput(
+            f"metadata {SUMMARY.decode()!r} of {str(batches)!r} is {stated[:200]!r}: make the batch again with "
+            "`polar-toolkit batch`"
+        ) from error
+
+
+def _counted(batches: Path) -> BatchSummary:
+    """A group is dead when no token of it has an advantage."""
+    sessions: set[tuple[str, str]] = set()
+    alive: set[str] = set()
+    for row in stream(batches):
+        sessions |= set(zip(row.group_ids, row.session_ids, strict=True))
+        sums = np.add.reduceat(np.abs(row.advantages_T), np.cumsum(row.lengths) - row.lengths)
+        alive |= {group for group, moved in zip(row.group_ids, sums.tolist(), strict=True) if moved}
+    groups = {group for group, _ in sessions}
+    return BatchSummary(len(sessions), len(groups), len(groups - alive), None, None)
 
 
 def _weight_sum(batches: Path, files: list[Path]) -> float:
@@ -174,7 +239,7 @@ def _column(table: pa.Table, name: str, kind: pa.DataType, file: Path) -> _Colum
         raise BadInput(f"column {name!r} of {str(file)!r} is {stored}, expected list<{kind}>")
     lists = table.column(name).cast(pa.large_list(kind)).combine_chunks()
     array: pa.LargeListArray = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
-    if array.null_count or array.flatten().null_count:
+    if array.null_count or (array.flatten().null_count and name != "group_ids"):
         raise BadInput(f"column {name!r} of {str(file)!r} holds nulls; every token needs a value")
     return _Column(array.values, array.offsets.to_numpy())
 
@@ -189,6 +254,8 @@ def _row(cells: dict[str, pa.Array], where: str) -> Row:
     mask_T = cells["loss_mask"].to_numpy()
     if not np.isin(mask_T, (0, 1)).all():
         raise BadInput(f"loss_mask of {where} holds values other than 0 and 1")
+    sessions, groups = tuple(cells["session_ids"].to_pylist()), cells["group_ids"].to_pylist()
+    versions: pa.DictionaryArray = cells["versions"].dictionary_encode()
     row = Row(
         input_ids_T=cells["input_ids"].to_numpy(),
         position_ids_T=cells["position_ids"].to_numpy(),
@@ -199,7 +266,10 @@ def _row(cells: dict[str, pa.Array], where: str) -> Row:
         loss_weight_T=cells["loss_weight"].to_numpy(),
         lengths=lengths,
         trajectory_ids=tuple(cells["trajectory_ids"].to_pylist()),
-        versions=frozenset(cells["versions"].filter(pa.array(mask_T.astype(np.bool_))).unique().to_pylist()),
+        session_ids=sessions,
+        group_ids=tuple(group or session for group, session in zip(groups, sessions, strict=True)),
+        versions_T=versions.indices.to_numpy(),
+        version_names=tuple(versions.dictionary.to_pylist()),
     )
     _check_layout(row, where)
     _check_numbers(row, where)

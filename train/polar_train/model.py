@@ -6,12 +6,15 @@ it is the number an engine recorded, up to rounding. It holds no optimiser and w
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
+from polar_mitm.tokens.fingerprint import fingerprint
 from polar_train.errors import BadInput
 
 
@@ -27,14 +30,38 @@ def load(folder: Path, device: torch.device | None = None) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True
         )
-    except (OSError, ValueError) as error:  # missing or broken weights, unknown architecture: said as one sentence
-        raise BadInput(f"the model at {str(folder)!r} cannot be loaded: {error}") from error
+    except (OSError, ValueError, SafetensorError) as error:  # missing or broken weights, unknown architecture
+        told = " ".join(str(error).split())  # some of the library's messages are several lines
+        raise BadInput(f"the model at {str(folder)!r} cannot be loaded: {told}; give another folder") from error
     dropped = {name: value for name, value in model.config.to_dict().items() if "drop" in name and value}
     if dropped:
         raise BadInput(f"the model at {str(folder)!r} uses dropout {dropped!r}: set it to 0 in its config.json")
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()  # out of the mapped file, see kv.load_model
     return model.to(device or default_device())  # pyright: ignore[reportArgumentType]  (transformers mistypes `to`)
+
+
+def check_tokenizer(stated: str | None, folder: Path) -> None:
+    """Raises BadInput when a batch states the fingerprint of another tokenizer than the one in a model's folder.
+
+    A batch that states none, or a folder without a tokenizer, cannot be compared.
+    """
+    own = _fingerprint(folder.resolve()) if stated else None
+    if own and own != stated:
+        raise BadInput(
+            f"the batch was sampled with the tokenizer {stated!r}, and that of the model at {str(folder)!r} is "
+            f"{own!r}: train the model that sampled it, or sample anew with this one"
+        )
+
+
+@cache
+def _fingerprint(folder: Path) -> str | None:
+    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        return None
+    try:
+        return fingerprint(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    except (OSError, ValueError) as error:  # broken files: said as one sentence
+        raise BadInput(f"the tokenizer at {str(folder)!r} cannot be loaded: {error}") from error
 
 
 def default_device() -> torch.device:
@@ -61,6 +88,13 @@ def token_logprobs(
     ).logits[0]
     scaled_LV = logits_LV.float() / temperature_T[loss_index_L, None]
     return scaled_LV.log_softmax(-1).gather(1, input_ids_T[loss_index_L, None])[:, 0]
+
+
+def score(logits_LV: Tensor, ids_L: Tensor, temperature_L: Tensor) -> tuple[Tensor, Tensor]:
+    """Logprobs [L] float32 of the tokens `ids_L` under logits / temperature, and entropies [L] in nats without grad."""
+    logprobs_LV = (logits_LV.float() / temperature_L[:, None]).log_softmax(-1)
+    apart_LV = logprobs_LV.detach()
+    return logprobs_LV.gather(1, ids_L[:, None])[:, 0], -(apart_LV.exp() * apart_LV).sum(-1)
 
 
 def packs(config: PreTrainedConfig) -> bool:
