@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -45,3 +46,13 @@ def test_the_measures_of_rollouts_run():
     assert "CPU of the runner, Pi in local sandboxes" in output
     assert "40 simulated attempts" in output
     assert "engine busy from the first run to the last" in output
+
+
+def test_the_measures_of_a_gradient_run():
+    """Pi is recorded and trained in three layouts: one gradient, and the tree computes each token once."""
+    harness_binary("pi")
+    output = printed("train.py")
+    assert "pi: P, the first prompt" in output
+    assert re.search(r"pi: norm of the gradient, tree to packed: [0-9.]+ millionths <= 10 met", output), output
+    assert "pi: tree, faster" in output
+    assert "pi: peak memory of the tree" in output

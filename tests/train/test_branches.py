@@ -1,13 +1,17 @@
 """The gradient of a branching forest, against a plain forward for each trajectory; and the mistakes that are silent."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from polar_train import branches
+from polar_train.data import Row
 from polar_train.forest import Forest, Layout, lay_out
 from polar_train.model import load, token_logprobs
+from polar_train.objective import Objective, Tokens, grpo_loss
 from polar_train.small_models import fetch
 from tests.train.test_forest import chain
 
@@ -81,7 +85,7 @@ def model(tiny_model):
     return load(tiny_model, CPU)
 
 
-CUTS = [{}, {"longest": 7}, {"longest": 7, "kept": 0}, {"longest": 16, "max_tokens": 100}]
+CUTS = [{}, {"longest": 7}, {"longest": 40}, {"longest": 16, "max_tokens": 100}]
 
 
 @pytest.mark.parametrize("layout", Layout)
@@ -96,7 +100,7 @@ def test_real_weights_have_the_gradient_of_plain_passes():
     """SmolLM2-135M: 30 layers, grouped queries, a branching forest cut into nodes of 16 tokens."""
     model = AutoModelForCausalLM.from_pretrained(fetch("smollm2-135m-instruct"), dtype=torch.float32)
     rows = branching(49_152)[:4]
-    assert error(by_forest(model, rows, Layout.TREE, longest=16, kept=16), by_trajectory(model, rows)) < LIMIT
+    assert error(by_forest(model, rows, Layout.TREE, longest=16), by_trajectory(model, rows)) < LIMIT
 
 
 def test_tokens_below_nothing_that_learns_are_only_counted(model):
@@ -116,6 +120,25 @@ def test_tokens_below_nothing_that_learns_are_only_counted(model):
         branches.backward(model, forest, loss_of, longest=7)
     assert told == sum(row.trained for row in rows)
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_siblings_below_which_nothing_hangs_are_one_pass(tiny_model, attention):
+    """Forty samples of a prompt cost two passes, with rectangles and under a mask, and more where they do not fit."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention, dtype=torch.float32)
+    rows = [chain([*range(30), 30 + n, 7, n], [0] * 30 + [1, 1, 1], f"t{n}") for n in range(40)]
+    passes = 0
+    model.register_forward_hook(lambda *_: _count())
+
+    def _count():
+        nonlocal passes
+        passes += 1
+
+    true = by_trajectory(model, rows)
+    for longest, expected in ((1000, 2), (60, 5)):
+        passes = 0
+        assert error(by_forest(model, rows, Layout.TREE, longest=longest), true) < LIMIT
+        assert passes == expected
 
 
 def test_a_session_that_branches_a_thousand_times(model):
@@ -196,12 +219,49 @@ def test_a_beginning_without_gradient_changes_the_gradient(model):
     """Negative control: keys and values of the shared beginning that are made as in inference."""
 
     def run(model, forest, loss_of):
-        walk = branches._Walk(model, forest, loss_of, 1024, 0)
+        walk = branches._Walk(model, forest, loss_of, 1024)
         walk._leave = lambda frame: None
         walk.run()
 
     rows = branching(300)
     assert error(by_forest(model, rows, Layout.TREE, run=run), by_trajectory(model, rows)) > 0.05
+
+
+def opposed(vocabulary: int) -> tuple[list, Row]:
+    """Samples of the same tokens by two sessions, one better and one worse, and the one row that their sum would be."""
+    ids = np.random.default_rng(1).integers(0, vocabulary, 24).tolist()
+    better, worse = (chain(ids, [0] * 12 + [1] * 12, "same") for _ in range(2))
+    better.advantages_T[12:], worse.advantages_T[12:] = 1.0, -0.6
+    summed = replace(better, advantages_T=better.advantages_T + worse.advantages_T)
+    return [better, worse], summed
+
+
+def clipped_gradient(model, rows, layout) -> torch.Tensor:
+    """Of the clipped objective, where the policy has moved on from the one that sampled: by a factor 2, or 1 / 2."""
+    model.zero_grad(set_to_none=True)
+    for forest in lay_out(rows, layout, 1000):
+        advantages_T, weights_T = torch.from_numpy(forest.advantages_T), torch.from_numpy(forest.loss_weight_T)
+
+        def loss_of(logprobs_L, _entropies_L, at_L, of=(advantages_T, weights_T)):
+            moved_L = logprobs_L.detach() - torch.where(at_L % 2 == 0, 0.7, -0.7)
+            return grpo_loss(Tokens(logprobs_L, moved_L, of[0][at_L], of[1][at_L]), Objective())[0]
+
+        branches.backward(model, forest, loss_of, longest=7)
+    return flat(model)
+
+
+def test_opposite_advantages_of_one_token_keep_their_gradients(model):
+    """Two sessions sampled the same tokens: in a tree, as in passes of their own, each is clipped by itself."""
+    rows, _ = opposed(300)
+    apart = sum(clipped_gradient(model, [row], Layout.PER_REQUEST) for row in rows)
+    assert error(clipped_gradient(model, rows, Layout.TREE), apart) < LIMIT
+
+
+def test_one_summed_advantage_changes_the_gradient(model):
+    """Negative control: one term with the sum of both advantages is clipped as if there were one opinion."""
+    rows, summed = opposed(300)
+    true = clipped_gradient(model, rows, Layout.TREE)
+    assert error(clipped_gradient(model, [summed], Layout.TREE), true) > 0.05
 
 
 def test_logprobs_and_entropies_are_those_of_plain_passes(model):

@@ -17,7 +17,7 @@ def chain(ids, mask, name="t", seed=0) -> Row:
     positions_T, lengths = np.arange(len(ids), dtype=np.int32), np.array([len(ids)], np.int32)
     return Row(
         np.array(ids, np.int32), positions_T, mask_T, -old_T, advantages_T, np.ones(len(ids), np.float32), weights_T,
-        lengths, (name,), frozenset({"v1"}),
+        lengths, (name,), (f"s-{name}",), ("g",), np.zeros(len(ids), np.int32), ("v1",),
     )  # fmt: skip
 
 
@@ -141,10 +141,12 @@ def test_a_packed_row_falls_into_its_trajectories():
     joined = {
         name: np.concatenate([getattr(a, name), getattr(b, name)]) for name in Row.__slots__ if name.endswith("_T")
     }
-    row = Row(**joined, lengths=np.array([3, 2], np.int32), trajectory_ids=("a", "b"), versions=frozenset())
+    names = {"trajectory_ids": ("a", "b"), "session_ids": ("s-a", "s-b"), "group_ids": ("g", "g")}
+    row = Row(**joined, **names, lengths=np.array([3, 2], np.int32), version_names=("v1",))
     parts = list(trajectories(row))
     assert [part.input_ids_T.tolist() for part in parts] == [[1, 2, 3], [4, 5]]
     assert [part.trajectory_ids for part in parts] == [("a",), ("b",)]
+    assert [part.session_ids for part in parts] == [("s-a",), ("s-b",)]
 
 
 def test_each_sampled_span_is_a_request():

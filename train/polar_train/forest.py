@@ -112,6 +112,8 @@ def trajectories(row: Row) -> Iterator[Row]:
             _part(row, part),
             lengths=row.lengths[index : index + 1],
             trajectory_ids=row.trajectory_ids[index : index + 1],
+            session_ids=row.session_ids[index : index + 1],
+            group_ids=row.group_ids[index : index + 1],
         )
 
 
@@ -127,12 +129,16 @@ def requests(chain: Row) -> Iterator[Row]:
 
 
 def _part(row: Row, part: slice) -> Row:
-    return replace(row, **{name: getattr(row, name)[part] for name in (*_FIELDS, "position_ids_T")})
+    return replace(row, **{name: getattr(row, name)[part] for name in (*_FIELDS, "position_ids_T", "versions_T")})
 
 
 def _cut(a: int, b: int, longest: int) -> Iterator[tuple[int, int]]:
-    for start in range(a, b, longest):
-        yield start, min(start + longest, b)
+    """The first piece is the short one: of a path's last node, the longest, nothing is computed twice."""
+    first = (b - a) % longest
+    if first:
+        yield a, a + first
+    for start in range(a + first, b, longest):
+        yield start, start + longest
 
 
 # --- growing ------------------------------------------------------------------------------------------------------
