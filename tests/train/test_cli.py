@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polar_train.cli import app
+from polar_train.metrics import append
 
 
 @pytest.fixture
@@ -74,16 +75,17 @@ def embedded_engine(tiny_model):
 
 
 def test_a_step_is_served_by_the_embedded_engine(polar_train, tiny_model, write, draw, tmp_path, embedded_engine):
-    """Step, push, and the engine names the new version; the same push again is no push and exits with 3."""
+    """Step, push, and the engine names the new version; the same weights under another name exit with 3."""
     out = tmp_path / "step-1"
     assert polar_train("step", write(draw(40, 30)), "--model", tiny_model, "--out", out).exit_code == 0
     result = polar_train("push", out, "--engine", embedded_engine)
     assert result.exit_code == 0, result.output
     assert "default" in result.output
     assert "step-1" in result.output
-    again = polar_train("push", out, "--engine", embedded_engine)
+    assert "idle: " in result.output
+    again = polar_train("push", out, "--engine", embedded_engine, "--version", "other")
     assert again.exit_code == 3
-    assert "the weights are the old ones, or equal to them" in again.output
+    assert "its weights are still those of 'step-1', or equal to them" in again.output
 
 
 def test_a_folder_that_cannot_be_served_is_one_sentence(polar_train, tmp_path):
@@ -104,3 +106,62 @@ def test_an_unknown_model_is_one_sentence(polar_train):
     result = polar_train("fetch", "no-such-model")
     assert result.exit_code == 2
     assert "'no-such-model' is neither a model folder" in sentence(result)
+
+
+def test_plot_draws_runs_into_one_picture(polar_train, record, tmp_path):
+    """It prints where the picture is, and does not overwrite it."""
+    append(tmp_path, record(1))
+    picture = tmp_path / "new.png"
+    result = polar_train("plot", tmp_path, tmp_path, "--to", picture)
+    assert (result.exit_code, result.output) == (0, f"{picture}\n")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    again = polar_train("plot", tmp_path, "--to", picture)
+    assert again.exit_code == 2
+    assert "exists and is not overwritten" in sentence(again)
+
+
+def test_plot_of_an_empty_folder_is_one_sentence(polar_train, tmp_path):
+    """Exit code 2, and no picture."""
+    result = polar_train("plot", tmp_path)
+    assert result.exit_code == 2
+    assert "holds no metrics.jsonl" in sentence(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def config_file(tiny_model, write, draw, tmp_path):
+    """A run over one batch, as its file."""
+    write(draw(40, 30))
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f'model = "{tiny_model}"\nbatches = "batches"\nout = "out"\nthreads = 1\n[engines]\nversion = "v1"\n'
+    )
+    return file
+
+
+def test_a_run_prints_its_steps_and_where_they_are(polar_train, config_file):
+    """A line a step, and at the end the folder; the second time there is nothing to do."""
+    result = polar_train("run", config_file)
+    assert result.exit_code == 0, result.output
+    assert "step 1, reward -, loss" in result.output
+    assert f"steps: 1; checkpoints: {config_file.parent / 'out' / 'checkpoints'}" in result.output
+    again = polar_train("run", config_file)
+    assert again.exit_code == 0
+    assert "step 1, reward" not in again.output
+
+
+def test_a_run_without_batches_exits_with_2(polar_train, config_file):
+    """In one sentence; no checkpoint is there."""
+    (config_file.parent / "batches" / "00000.parquet").unlink()
+    result = polar_train("run", config_file)
+    assert result.exit_code == 2
+    assert "no batches at" in result.output
+    assert not (config_file.parent / "out" / "checkpoints").exists()
+
+
+def test_a_loop_without_rollouts_is_one_sentence(polar_train, config_file):
+    """The file of a run is not that of a loop; nothing is written."""
+    result = polar_train("loop", config_file)
+    assert result.exit_code == 2
+    assert "has no table [rollout]" in sentence(result)
+    assert not (config_file.parent / "out").exists()

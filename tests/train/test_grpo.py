@@ -157,6 +157,21 @@ def test_kl_to_a_reference_is_reported_and_pulls(tiny_model, write, on_policy):
     assert second.kl_mean > 1e-4
 
 
+def test_the_reference_pulls_at_tokens_without_advantage(tiny_model, write, draw):
+    """The gradient at advantage 0 is the limit of that at small ones, though without a KL there would be none."""
+    reference, norms = load(tiny_model, CPU).eval(), []
+    with torch.no_grad():
+        for weight in reference.parameters():
+            weight.mul_(0.9)
+    for advantage in (0.0, 1e-9):
+        drawn = draw(40, 30)
+        drawn[0].advantage, drawn[1].advantage = 1e-3, advantage
+        rows = read_batches(write([drawn[0]], [drawn[1]], folder=str(advantage)))
+        settings = Settings(objective=Objective(kl=1.0), layout=Layout.PACKED)
+        norms.append(update(load(tiny_model, CPU), rows, settings, advance=silent, reference=reference)[0].grad_norm)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
 def test_kl_without_a_reference_is_refused(tiny_model, write, draw, tmp_path):
     """And a reference without a weight, too: one of them was forgotten."""
     batches = write(draw(40))

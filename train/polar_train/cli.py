@@ -7,7 +7,7 @@ imported by the commands that need it, so that help is instant. The work is in t
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,23 +76,98 @@ def step(
 
 @app.command()
 def push(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder that `polar-train step` wrote.")],
-    engine: Annotated[str, typer.Option(help="URL of the engine.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Folder that `polar-train step` or `polar-train run` wrote.")],
+    engine: Annotated[list[str], typer.Option(help="URL of an engine; give each one: all take the weights or none.")],
     version: Annotated[str, typer.Option(help="Weight version; the folder's name if not given.")] = "",
+    previous: Annotated[
+        Path | None,
+        typer.Option(help="Weights that come back on a failure; those that each engine names if not given."),
+    ] = None,
 ) -> None:
-    """Load a checkpoint into a running engine and prove by a probe that it is what the engine serves."""
+    """Load a checkpoint into running engines and prove by a probe that it is what each of them serves."""
     with _sentences():
-        from polar_train.weights import push as push_weights
+        from polar_train.engines import push as push_weights
 
         _one_bar_only()
-        seen = push_weights(checkpoint, engine, version or checkpoint.resolve().name)
-        table = Table("figure", "value", show_header=False)
-        table.add_row("weight version before", escape(seen.version_before))
-        table.add_row("weight version after", escape(seen.version_after))
-        table.add_row("probe tokens", str(seen.tokens))
-        table.add_row("max |logprob(engine) - logprob(checkpoint)|", f"{seen.disagreement:.2e}")
-        table.add_row("max |logprob(after) - logprob(before)|", f"{seen.change:.2e}")
+        pushed = push_weights(checkpoint, engine, version or checkpoint.resolve().name, previous=previous)
+        table = Table("engine", "version before", "after", "tensors changed", "probe tokens", "max difference")
+        for one in pushed.each:
+            table.add_row(
+                escape(one.url), escape(one.version_before), escape(one.version_after),
+                f"{one.changed} of {one.tensors}", str(one.tokens), f"{one.disagreement:.2e}",
+            )  # fmt: skip
+        table.caption = "difference: |logprob(engine) - logprob(checkpoint)| of the probe"
         console.print(table)
+        console.print(f"idle: {pushed.idle_s:.2f} s, from the first pause to the last continue")
+
+
+@app.command()
+def gap(
+    batches: Annotated[Path, typer.Argument(help="Batch Parquet, or a merged folder: all its trajectories.")],
+    model: Annotated[Path, typer.Option(help="Folder of the model that sampled them.")],
+    merged: Annotated[
+        Path | None, typer.Option(help="Merged folder of the batch, to tell edges; the one it lies in if not given.")
+    ] = None,
+    version: Annotated[str | None, typer.Option(help="Weight version that --model is, where several sampled.")] = None,
+    limit: Annotated[float, typer.Option(min=0, help="Largest gap of a token, in nats, that is not a failure.")] = 1e-4,
+    threads: Threads = None,
+) -> None:
+    """Compare the engine's logprobs with the trainer's, by how calls continue each other. Exit code 3 above --limit."""
+    with _sentences():
+        from polar_train.gap import check, measure
+
+        _one_bar_only()
+        _use_threads(threads)
+        with _progress() as progress:
+            task = progress.add_task("comparing", total=None)
+            gaps = measure(
+                batches, model, merged=merged, version=version,
+                advance=lambda done, planned: progress.update(task, completed=done, total=planned),
+            )  # fmt: skip
+        table = Table("edge", "tokens", "mean", "p99", "max")
+        for one in gaps:
+            table.add_row(escape(one.edge), f"{one.tokens:,}", f"{one.mean:.1e}", f"{one.p99:.1e}", f"{one.max:.1e}")
+        table.caption = "|logprob(train) - logprob(engine)| of the trained tokens, in nats"
+        console.print(table)
+        check(gaps, limit)
+
+
+@app.command()
+def run(config: Annotated[Path, typer.Argument(help="The run as a TOML file: see docs/training.md.")]) -> None:
+    """Learn from batch after batch. Stopped or killed, the same command goes on behind the newest checkpoint."""
+    with _sentences():
+        from polar_train import training
+
+        _go_on("run", config, training.run)
+
+
+@app.command()
+def loop(
+    config: Annotated[Path, typer.Argument(help="The loop as a TOML file, with [engines] and [rollout].")],
+) -> None:
+    """Roll out and learn side by side; the engines get each step's weights. Stopped or killed, it goes on."""
+    with _sentences():
+        from polar_train import loop
+
+        _go_on("loop", config, loop.run)
+
+
+@app.command()
+def plot(
+    outs: Annotated[
+        list[Path], typer.Argument(metavar="OUT...", help="Folders of runs; several are laid over each other.")
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option(help="The picture, .png, .svg or .pdf; curves.png in the first folder if not given."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the picture.")] = False,
+) -> None:
+    """Draw the metrics of runs as one picture: reward, loss, ratio, clip share, KL, entropy, gap, lag and speed."""
+    with _sentences():
+        from polar_train.plot import draw
+
+        console.print(str(draw(outs, to, force=force)), markup=False)
 
 
 @app.command()
@@ -142,6 +217,22 @@ def _serve(model: str, host: str, port: int, *, threads: int | None) -> None:
         serve.run(model, host, port, threads=threads, incremental=True)
     except (OSError, ValueError) as error:  # a folder it cannot serve, or a port that is taken: said as one sentence
         raise BadInput(f"the embedded engine cannot serve {model!r} at {host}:{port}: {error}") from error
+
+
+def _go_on(name: str, config: Path, work: Callable[..., int]) -> None:
+    """Do the work of a configuration, shown to people, until it is done or a signal stops it."""
+    from polar_train import config as configured
+    from polar_train import lifetime
+    from polar_train.screen import shown
+
+    _one_bar_only()
+    asked = configured.read(config)
+    with shown(errors, asked.updates) as screen, lifetime.interrupts() as stop:
+        steps = work(asked, seen=screen.seen, advance=screen.advance, say=screen.say, stop=stop)
+    console.print(f"steps: {steps}; checkpoints: {escape(str(asked.out / 'checkpoints'))}")
+    if stop.is_set():
+        console.print(f"stopped: polar-train {name} {escape(str(config))} goes on from here")
+        raise typer.Exit(130)
 
 
 @contextmanager

@@ -8,19 +8,21 @@ It does not sample, score or talk to an engine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from polar_train import branches
-from polar_train.data import Row, read_batches
+from polar_train import branches, flex
+from polar_train.data import Row, read_batches, read_tokenizer
 from polar_train.errors import BadInput, NothingLearned
 from polar_train.forest import Forest, Layout, lay_out
-from polar_train.model import load, packs
+from polar_train.model import check_tokenizer, load, packs
 from polar_train.objective import Metrics, Objective, Tokens, grpo_loss, total
+from polar_train.optimizer import Optimizer
 from polar_train.weights import check_free, save_checkpoint
 
 RECOMPUTE_ABOVE = 2048
@@ -62,6 +64,8 @@ class Update:
     """Of the distributions that the trained tokens were drawn from, in nats."""
     tokens: int
     """Tokens that bear loss."""
+    computed: int
+    """Tokens that went through the model, those that are computed again not counted again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +101,15 @@ def train(
     written, NothingLearned when there is no trained token, no gradient, or a number that is not finite.
     """
     check_free(out)
-    if (settings.objective.kl > 0) != (reference is not None):
-        raise BadInput(f"kl is {settings.objective.kl!r} and the reference {reference!r}: give both or neither")
+    check_reference(settings, reference)
+    check_tokenizer(read_tokenizer(batches), model_folder)
     rows = read_batches(batches)
     if not any(row.trained for row in rows):
         raise NothingLearned(
             f"no trainable token in {str(batches)!r}: `polar-toolkit stats` lists why each was left out"
         )
     model = load(model_folder)
-    _check_vocabulary(rows, model)
+    check_vocabulary(rows, model)
     kept = load(reference).eval() if reference else None
     updates = update(model, rows, settings, advance=advance, reference=kept)
     report = Report(
@@ -128,14 +132,16 @@ def update(
     *,
     advance: Callable[[int, int], None],
     reference: PreTrainedModel | None = None,
+    optimizer: Optimizer | None = None,
 ) -> list[Update]:
     """`settings.steps` updates of the model in place, each over all rows; see `train`.
 
-    `reference` is the model that `settings.objective.kl` keeps the policy near.
+    `reference` is the model that `settings.objective.kl` keeps the policy near; `optimizer` the one of the batches
+    before, a new one if not given.
     """
     forests = grow(rows, model, settings)
     planned = len(forests) * settings.steps
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
+    optimizer = optimizer or Optimizer(model, settings.lr)
     model.train()
     earlier = _earlier(model, reference, forests, settings)
     updates: list[Update] = []
@@ -144,10 +150,9 @@ def update(
         for index, forest in enumerate(forests):
             parts.append(backward(model, forest, settings, earlier[index]))
             advance(step * len(forests) + index + 1, planned)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm).item()
-        updates.append(_update(total(parts), norm))
+        norm = optimizer.clip(settings.max_grad_norm)
+        updates.append(_update(total(parts), norm, sum(map(len, forests))))
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
     return updates
 
 
@@ -166,8 +171,8 @@ def _earlier(
     proximal = settings.objective.importance_cap is not None and settings.steps > 1
     return [
         Earlier(
-            branches.logprobs(model, forest, longest=_longest(model, forest)) if proximal else None,
-            branches.logprobs(reference, forest, longest=_longest(reference, forest)) if reference else None,
+            _logprobs(model, forest) if proximal else None,
+            _logprobs(reference, forest) if reference else None,
         )
         for forest in forests
     ]
@@ -200,11 +205,24 @@ def backward(model: PreTrainedModel, forest: Forest, settings: Settings, earlier
         parts.append(metrics)
         return loss
 
+    if (
+        settings.objective.kl
+    ):  # pulls at tokens without advantage too, which are otherwise gone through without gradient
+        forest = replace(forest, advantages_T=np.ones_like(forest.advantages_T))
+    if flex.applies(model):
+        flex.backward(model, forest, loss_of)
+        return total(parts)
     longest = _longest(model, forest)
     if not packs(model.config):
         _recompute(model, wanted=max(node.b - node.a for node in forest.nodes(longest)) > RECOMPUTE_ABOVE)
     branches.backward(model, forest, loss_of, longest=longest)
     return total(parts)
+
+
+def _logprobs(model: PreTrainedModel, forest: Forest) -> Tensor:
+    if flex.applies(model):
+        return flex.logprobs(model, forest)
+    return branches.logprobs(model, forest, longest=_longest(model, forest))
 
 
 def _longest(model: PreTrainedModel, forest: Forest) -> int:
@@ -220,7 +238,7 @@ def _recompute(model: PreTrainedModel, *, wanted: bool) -> None:
             model.activation_checkpointing_disable()
 
 
-def _update(metrics: Metrics, norm: float) -> Update:
+def _update(metrics: Metrics, norm: float, computed: int) -> Update:
     if not torch.isfinite(torch.tensor([metrics.loss, norm])).all():
         raise NothingLearned(
             f"loss {metrics.loss!r} with gradient norm {norm!r} is not finite: the largest gap between trainer and "
@@ -245,10 +263,18 @@ def _update(metrics: Metrics, norm: float) -> Update:
         kl_mean=metrics.kl_mean,
         entropy_mean=metrics.entropy_mean,
         tokens=metrics.tokens,
+        computed=computed,
     )
 
 
-def _check_vocabulary(rows: list[Row], model: PreTrainedModel) -> None:
+def check_reference(settings: Settings, reference: Path | None) -> None:
+    """Raises BadInput when there is a weight of the KL without a reference, or a reference without a weight."""
+    if (settings.objective.kl > 0) != (reference is not None):
+        raise BadInput(f"kl is {settings.objective.kl!r} and the reference {reference!r}: give both or neither")
+
+
+def check_vocabulary(rows: list[Row], model: PreTrainedModel) -> None:
+    """Raises BadInput when the rows hold a token id that the model does not know."""
     size: int = model.config.get_text_config().vocab_size
     largest = max(int(row.input_ids_T.max()) for row in rows)
     if largest >= size:
