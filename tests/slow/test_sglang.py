@@ -6,23 +6,35 @@ The same cases hold the embedded engine in tests/train/test_serve.py. On a CPU i
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from polar_mitm.engine import PROBE, Sample, SGLang
+from polar_train.engines import push
+from polar_train.errors import PushFailed
+from polar_train.model import load
+from polar_train.small_models import fetch
+from polar_train.weights import save_checkpoint
+from tests.sglang.server import sglang
 from tests.train.engine_contract import (
     CASES,
     Served,
     a_stream_adds_up_to_the_plain_answer,
     chat_ids,
     expected,
+    reference,
     tokenizer,
 )
+from tests.train.engine_sets import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -103,6 +115,74 @@ def test_the_client_keeps_what_was_sampled_before_an_abort(smollm2, sglang_url):
     assert samples[-1].finish is not None
     assert samples[-1].finish["type"] == "abort"
     assert 0 < sum(len(sample.ids) for sample in samples) < 500
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The base URLs of two real SGLangs that serve a small random model."""
+    logs = tmp_path_factory.mktemp("pair")
+    with sglang(fetch("tiny-qwen3"), logs / "one") as one, sglang(fetch("tiny-qwen3"), logs / "two") as two:
+        yield one, two
+
+
+def test_requests_go_on_over_a_push_to_two_real_sglangs(pair, tmp_path):
+    """Both serve the checkpoint; a stream that ran is whole, and each token has the logprob of the version it names."""
+    old, room, moving = fetch("tiny-qwen3"), 3000, threading.Event()
+    new, prompt = changed(old, tmp_path / "new"), chat_ids(old, TEXTS[1])
+
+    async def stream(client: SGLang) -> list[Sample]:
+        samples: list[Sample] = []
+        sampling = {"max_new_tokens": room, "ignore_eos": True}
+        async for sample in client.generate(np.asarray(prompt, np.int32), sampling, uuid.uuid4().hex):
+            moving.set()
+            samples.append(sample)
+        return samples
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(with_client, pair[0], stream)
+        assert moving.wait(120)
+        pushed = push(new, pair, "v2")
+        samples = reading.result()
+    assert all(one.changed == one.tensors and one.disagreement < ROUNDING for one in pushed.each)
+    print(f"idle {pushed.idle_s:.2f} s")
+    before, after = samples[-1].versions
+    assert (before.version, after.version, before.end, after.end) == ("default", "v2", after.start, room)
+    ids, logprobs = (np.concatenate([getattr(one, name) for one in samples]) for name in ("ids", "logprobs"))
+    for folder, span in ((old, slice(before.end - 5, before.end)), (new, slice(after.start, after.start + 5))):
+        wanted = logprobs_within([*prompt, *ids.tolist()], folder, len(prompt) + span.start, len(prompt) + span.stop)
+        assert np.abs(logprobs[span] - wanted).max() < ROUNDING
+    push(old, pair, "default")
+
+
+def test_a_real_sglang_gets_its_old_weights_back_when_another_engine_dies(pair, tmp_path):
+    """Paused and updated, it is put back to the checksums from before, and goes on."""
+    old = fetch("tiny-qwen3")
+    back = pytest.raises(PushFailed, match="The old weights are back and serve again")
+    with running(old, lambda engine, path, _body: engine.die() if "update" in path else None) as dying, back:
+        push(changed(old, tmp_path / "new"), [pair[0], dying.url], "v3")
+    prompt = chat_ids(old, TEXTS[0])
+    output = generate(pair[0], prompt, temperature=0)
+    wanted = expected(Served(pair[0], old), prompt, output.ids.tolist())[len(prompt) - 1 :]
+    assert np.abs(output.logprobs - wanted).max() < ROUNDING
+    assert output.last.versions[0].version == "default"
+
+
+def changed(source: Path, out: Path) -> Path:
+    """A checkpoint with every weight a little different."""
+    model, generator = load(source), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.03 * torch.randn(weight.shape, generator=generator))
+    save_checkpoint(model, source, out, {})
+    return out
+
+
+def logprobs_within(ids: list[int], folder: Path, start: int, end: int) -> np.ndarray:
+    """Reference logprobs of ids[start:end]; those of all would need the logits of all."""
+    model, tokens = reference(folder), torch.tensor(ids)
+    with torch.inference_mode():
+        hidden = model.model(tokens[None]).last_hidden_state[0, start - 1 : end - 1]
+        return model.lm_head(hidden).log_softmax(-1).gather(1, tokens[start:end, None])[:, 0].numpy()
 
 
 @dataclass(frozen=True, slots=True)

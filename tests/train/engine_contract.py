@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from polar_train.checksums import checksums
+
 TOLERANCE = 1e-3
 """Largest difference between a logprob and the reference's, in nats; engines differ in the order of their sums."""
 
@@ -359,6 +361,34 @@ def a_pause_holds_a_request_and_a_rename_splits_its_spans(served: Served) -> Non
     assert (meta["weight_versions"][-1]["version"], meta["weight_versions"][-1]["end"]) == (version, 60)
 
 
+def a_paused_engine_answers_all_but_requests(served: Served) -> None:
+    """While paused a request waits, and weights are shown, exchanged and their cache flushed; then it is answered."""
+    version = f"paused-{uuid.uuid4().hex[:6]}"
+    assert served.post("/pause_generation", {"mode": "retract"}).status_code == 200
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(served.generate, max_new_tokens=1)
+        before = served.post("/weights_checker", {"action": "checksum"}).json()
+        assert served.post("/flush_cache", {}).text.startswith("Cache flushed.")
+        update = {"model_path": str(served.folder), "weight_version": version}
+        assert served.post("/update_weights_from_disk", update).json()["success"]
+        assert served.post("/weights_checker", {"action": "checksum"}).json() == before
+        assert served.get("/server_info").json()["dtype"] == "float32"
+        assert served.post("/continue_generation", {}).status_code == 200
+        assert waiting.result()["meta_info"]["weight_versions"] == [{"version": version, "start": 0, "end": 1}]
+
+
+def tensors_are_known_by_their_checksums(served: Served) -> None:
+    """Of each part of the model by name; a tensor that no engine joins to others has that of the model folder."""
+    shown = served.post("/weights_checker", {"action": "checksum"}).json()
+    assert shown["success"]
+    [part] = shown["ranks"]
+    [place] = part["parallelism_info"]
+    assert (place["role"], place["tp_rank"], place["tp_size"]) == ("target", 0, 1)
+    wanted = checksums(reference(served.folder))
+    for name in ("model.norm.weight", "model.layers.0.self_attn.o_proj.weight", "model.layers.1.mlp.down_proj.weight"):
+        assert part["checksums"][name] == wanted[name]
+
+
 def an_engine_says_what_it_serves(served: Served) -> None:
     """The information routes answer in SGLang's shapes."""
     assert [served.get(path).status_code for path in ("/health", "/health_generate", "/ready", "/ping")] == [200] * 4
@@ -408,6 +438,8 @@ CASES: tuple[Callable[[Served], None], ...] = (
     weights_are_named_anew_by_an_update,
     a_failed_update_leaves_the_weights,
     a_pause_holds_a_request_and_a_rename_splits_its_spans,
+    a_paused_engine_answers_all_but_requests,
+    tensors_are_known_by_their_checksums,
     an_engine_says_what_it_serves,
     the_tokenizer_can_be_asked,
     the_cache_can_be_flushed,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +24,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 
 Ids = NDArray[np.int32]
 """Token ids [T]."""
+_LOADING = Lock()
+"""transformers replaces functions of torch while it loads: two models at once lose track of tied weights."""
 ATTENTION = "polar_ragged"
 """The name under which transformers knows `_ragged_attention`."""
 
@@ -142,9 +145,11 @@ def load_model(folder: Path) -> PreTrainedModel:
     Raises OSError or ValueError when the folder holds no complete model or one with attention other than causal.
     """
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(  # Any: transformers types the pair as a model
-            folder, dtype=torch.float32, attn_implementation=ATTENTION, output_loading_info=True, local_files_only=True
-        )
+        with _LOADING:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(  # Any: transformers types the pair as a model
+                folder, dtype=torch.float32, attn_implementation=ATTENTION, output_loading_info=True,
+                local_files_only=True,
+            )  # fmt: skip
     except (SafetensorError, RuntimeError) as error:  # a truncated file, or tensors of other shapes
         raise ValueError(f"the weights in {str(folder)!r} cannot be read: {error}") from error
     model, report = loaded

@@ -137,7 +137,7 @@ class Scheduler:
         self._inbox.put(lambda: self._abort(rid))
 
     def pause(self, mode: str) -> Future[None]:
-        """Stop stepping; mode "abort" ends what runs, "retract" and "in_place" let it go on later."""
+        """Stop stepping; "abort" ends what runs, "retract" has it wait to be computed anew, "in_place" leaves it."""
         return self._between_steps(lambda: self._pause(mode))
 
     def resume(self) -> Future[None]:
@@ -167,6 +167,10 @@ class Scheduler:
 
         self._inbox.put(ask)
         return done
+
+    def weights(self) -> Future[PreTrainedModel]:
+        """The model that the next step is computed with."""
+        return self._between_steps(lambda: self._model)
 
     def close(self) -> None:
         """End the thread after its current step; what runs is aborted."""
@@ -287,10 +291,20 @@ class Scheduler:
     def _pause(self, mode: str) -> None:
         if mode == "abort":
             self._abort("")
+        if mode == "retract":
+            self._retract()
         self._paused = True
 
+    def _retract(self) -> None:
+        """Have what runs wait, to be computed anew."""
+        for sequence in reversed(self._running):
+            sequence.kv = None
+            sequence.retractions += 1
+            self._waiting.appendleft(sequence)
+        self._running.clear()
+
     def _flush(self) -> bool:
-        if self._running or self._waiting:
+        if self._running or (self._waiting and not self._paused):
             return False
         self._cache.clear()
         return True
@@ -305,11 +319,7 @@ class Scheduler:
         self._model = model
         self.version = self.version if version is None else version
         self._cache.clear()
-        for sequence in reversed(self._running):
-            sequence.kv = None
-            sequence.retractions += 1
-            self._waiting.appendleft(sequence)
-        self._running.clear()
+        self._retract()
 
 
 def _settle[T](done: Future[T], work: Callable[[], T]) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from hashlib import sha256
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from polar_train.checksums import checksums, overall
 from polar_train.intake import Job, checked_ids, read_job, sequence_of
 from polar_train.sampling import Malformed, Refused
 from polar_train.scheduler import Event
@@ -82,6 +84,7 @@ def app(engine: Engine) -> Starlette:
             route("/flush_cache", _flush_cache),
             route("/update_weights_from_disk", _update_weights_from_disk, "POST"),
             route("/update_weight_version", _update_weight_version, "POST"),
+            route("/weights_checker", _weights_checker),
             route("/pause_generation", _pause_generation, "POST"),
             route("/continue_generation", _continue_generation, "POST"),
         ]
@@ -228,8 +231,8 @@ async def _health_generate(engine: Engine, request: Request) -> Response:
 async def _model_info(engine: Engine, _request: Request) -> Response:
     return JSONResponse(
         {
-            "model_path": str(engine.folder),
-            "served_model_name": str(engine.folder),
+            "model_path": str(engine.weights),
+            "served_model_name": str(engine.weights),
             "tokenizer_path": str(engine.folder),
             "is_generation": True,
             "preferred_sampling_params": None,
@@ -269,11 +272,11 @@ async def _server_info(engine: Engine, _request: Request) -> Response:
 
 async def _models(engine: Engine, _request: Request) -> Response:
     card = {
-        "id": str(engine.folder),
+        "id": str(engine.weights),
         "object": "model",
         "created": int(engine.started),
         "owned_by": "sglang",
-        "root": str(engine.folder),
+        "root": str(engine.weights),
         "parent": None,
         "max_model_len": engine.context_length,
     }
@@ -320,6 +323,7 @@ async def _update_weights_from_disk(engine: Engine, request: Request) -> Respons
         return JSONResponse(answer, status_code=400)
     abort = bool(body.get("abort_all_requests"))
     await asyncio.wrap_future(engine.scheduler.swap(model, version, abort=abort))
+    engine.weights = Path(path)
     message = "Succeeded to update model weights."
     if version is not None:
         message += f" Weight version updated to {version}."
@@ -335,6 +339,19 @@ async def _update_weight_version(engine: Engine, request: Request) -> Response:
     await asyncio.wrap_future(engine.scheduler.set_version(version, abort=abort))
     answer = {"success": True, "message": f"Weight version updated to {version}", "new_version": version}
     return JSONResponse(answer)
+
+
+async def _weights_checker(engine: Engine, request: Request) -> Response:
+    action = (await _json(request)).get("action", "checksum")
+    if action != "checksum":
+        return JSONResponse({"success": False, "message": f"Unsupported action={action!r}"}, status_code=400)
+    model = await asyncio.wrap_future(engine.scheduler.weights())
+    sums = await asyncio.to_thread(checksums, model)
+    place = {"role": "target", "rank": 0, "size": 1}
+    place |= {f"{kind}_{what}": int(what == "size") for kind in ("tp", "dp", "pp") for what in ("rank", "size")}
+    part = {"checksums": sums, "per_gpu_checksum": overall(sums), "parallelism_info": [place]}
+    answer = {"success": True, "message": "Success.", "ranks": [part]}
+    return JSONResponse(answer | {"per_engine_checksum": sha256(overall(sums).encode()).hexdigest()})
 
 
 async def _pause_generation(engine: Engine, request: Request) -> Response:

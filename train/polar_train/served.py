@@ -33,7 +33,8 @@ class Engine:
         self, folder: Path, *, weight_version: str = "default", max_batch: int = 16, incremental: bool = False
     ) -> None:
         model = load_model(folder)
-        self.folder = folder
+        self.folder = self.weights = folder
+        """Where tokenizer and limits came from, and where the weights of today."""
         self.tokenizer = cast(PreTrainedTokenizerFast, AutoTokenizer.from_pretrained(folder, local_files_only=True))
         self.config = model.config
         self.vocab_size: int = model.config.vocab_size
