@@ -106,9 +106,12 @@ def grpo_loss(tokens: Tokens, objective: Objective) -> tuple[Tensor, Metrics]:
     free_T = ratio_T * tokens.advantages_T
     clipped_T = ratio_T.clamp(1 - objective.clip_low, 1 + objective.clip_high) * tokens.advantages_T
     k3_T = _k3(tokens)
-    token_T = -importance_T * torch.minimum(free_T, clipped_T) + objective.kl * k3_T
+    held_T = (
+        clipped_T < free_T
+    )  # not torch.minimum: on a tie, as at ratio 1 under a clip of 0, that halves the gradient
+    token_T = -importance_T * torch.where(held_T, clipped_T, free_T) + objective.kl * k3_T
     loss = (tokens.weights_T * token_T).sum()
-    return loss, _metrics(tokens, loss, ratio_T.detach(), clipped_T.detach() < free_T.detach(), k3_T.detach())
+    return loss, _metrics(tokens, loss, ratio_T.detach(), held_T, k3_T.detach())
 
 
 def total(parts: Iterable[Metrics]) -> Metrics:
