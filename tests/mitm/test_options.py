@@ -13,6 +13,7 @@ import pytest
 
 from polar_mitm.errors import EngineUnavailable
 from polar_mitm.options import OPTIONS, Options, open_run, write_json
+from polar_mitm.tokens import load
 from polar_toolkit.rollout.harnesses.scripted_engine import ScriptedEngine
 
 ENGINE = "http://127.0.0.1:30000"
@@ -77,7 +78,7 @@ def test_an_allowed_host_is_a_name(hosts: str) -> None:
 
 
 def test_a_run_folder_is_private_and_says_what_it_holds(bytes_folder: Path, tmp_path: Path) -> None:
-    """Mode 0700; engine, tokenizer, its family and sampling stand in run.json."""
+    """Mode 0700; engine, tokenizer, what its ids mean, its family and sampling stand in run.json."""
     run = tmp_path / "deep" / "run"
     with ScriptedEngine(bytes_folder, []).serving() as engine:
         opened(options(polar_engine=engine.url, polar_run=str(run), polar_sampling='{"seed": 7}'))
@@ -85,6 +86,7 @@ def test_a_run_folder_is_private_and_says_what_it_holds(bytes_folder: Path, tmp_
     assert stat.S_IMODE(run.stat().st_mode) == 0o700
     assert (described["schema_version"], described["engine"]) == (1, engine.url)
     assert described["tokenizer"] == str(bytes_folder.resolve())
+    assert described["tokenizer_fingerprint"] == load(bytes_folder).fingerprint
     assert (described["family"], described["history_thinking"]) == ("template", "preserve")
     assert (described["sampling"]["seed"], described["sampling"]["temperature"]) == (7, 1.0)
 

@@ -1,6 +1,7 @@
 """From runs on disk to a merged folder."""
 
 import asyncio
+import json
 import multiprocessing
 from pathlib import Path
 
@@ -247,3 +248,40 @@ def test_what_became_of_each_session_is_a_table(tmp_path, book):
     assert first["session_id"].to_pylist() == ["one", "two"]
     merge.rebatch(run, run / "merged", batches.Options())
     assert pq.read_table(run / "merged" / "sessions.parquet").equals(first)
+
+
+def said(batch: Path) -> dict:
+    """What a batch's file says it was made of."""
+    return json.loads(pq.read_metadata(batch).metadata[b"polar_batch"])
+
+
+def test_a_batch_says_what_it_was_made_of(tmp_path, book):
+    """Sessions, groups, how many of them are dead, the mean reward, and the tokenizer that the run recorded."""
+    for name in ("one", "two"):
+        book.call(f"d-{name}", [1], [2], session_id=f"d-{name}", group_id="dead")
+    run = sessions(book).write(tmp_path / "r", tokenizer_fingerprint="257-ab")
+    rewards.append(run, {"one": 1.0, "two": 0.0, "d-one": 1.0, "d-two": 1.0})
+    merge.merge(run, run / "merged", merge.Options(), quiet)
+    made = {"sessions": 4, "groups": 2, "dead_groups": 1, "reward_mean": 0.75, "tokenizer": "257-ab"}
+    assert said(run / "merged" / "batches" / "batch-00000.parquet") == made
+    merge.rebatch(run, run / "merged", batches.Options())
+    assert said(run / "merged" / "batches" / "batch-00000.parquet") == made
+
+
+def test_a_run_that_records_no_tokenizer_says_none(tmp_path, book):
+    """An imported one: its batch can be trained, and not be compared."""
+    run = sessions(book).write(tmp_path / "r")
+    rewards.append(run, {"one": 1.0, "two": 0.0})
+    merge.merge(run, run / "merged", merge.Options(), quiet)
+    assert said(run / "merged" / "batches" / "batch-00000.parquet")["tokenizer"] is None
+
+
+def test_a_batch_of_two_tokenizers_is_refused(tmp_path, new_book):
+    """One id would mean two things; what was there stays."""
+    for name, reward in (("x", 1.0), ("y", 0.0)):
+        book = new_book(run_id=name)
+        book.call(f"{name}1", [1], [2], group_id="g")
+        rewards.append(book.write(tmp_path / name, tokenizer_fingerprint=f"257-{name}"), {"s": reward})
+    with pytest.raises(Refusal, match=r"several tokenizers: 257-x \(run x\), 257-y \(run y\); merge the runs of each"):
+        merge.merge(tmp_path, tmp_path / "merged", merge.Options(), quiet)
+    assert not (tmp_path / "merged").exists()

@@ -60,6 +60,7 @@ def test_a_dry_run_says_what_would_be_started_and_starts_nothing(tmp_path: Path)
         ([TASKS, "run", "--harness", "pi", "--engine", URL, "--sampling", "{"], "not a JSON object"),
         ([TASKS, "run", "--harness", "pi", "--engine", URL, "--reward-status", "good"], "--reward-status names 'good'"),
         ([TASKS, "run", "--harness", "pi", "--engine", URL, "--shard", "11/11"], "holds no task"),
+        ([TASKS, "run", "--harness", "pi", "--engine", URL, "--only", "sort"], "--only names 'sort'"),
         ([TASKS, "run", "--harness", "pi", "--engine", URL, "--way", "morse"], "has no way 'morse'"),
         ([TASKS, "run", "--harness", "pi", "--engine", URL, "--sandbox", "box"], "no sandbox is called 'box'"),
         ([TASKS, "run", "--harness", "pi", "--engine", URL, "--command", "x"], "is for the harness `shell`"),

@@ -8,6 +8,7 @@ import os
 from polar_toolkit.rollout.options import (
     Overrides,
     attempts,
+    chosen,
     default_pools,
     from_json,
     shard_of,
@@ -20,9 +21,17 @@ from tests.toolkit.rollout.acting import options, tasks
 def test_options_survive_json(tmp_path):
     """A resumed rollout asks for the same."""
     asked = options(
-        tmp_path, shard=(2, 3), enough=4, rewarded=(Status.TIMEOUT,), budget=Overrides(turns=5), tokenizer="folder"
-    )
+        tmp_path, only=("b", "a"), shard=(2, 3), enough=4, rewarded=(Status.TIMEOUT,), budget=Overrides(turns=5),
+        tokenizer="folder",
+    )  # fmt: skip
     assert from_json(json.loads(json.dumps(asked.as_json()))) == asked
+
+
+def test_tasks_asked_for_by_name_are_worked_on_in_that_order(tmp_path):
+    """Each once; without a name, all of them."""
+    some = tasks("a", "b", "c")
+    assert [task.task_id for task in chosen(options(tmp_path, only=("c", "a", "c")), some)] == ["c", "a"]
+    assert chosen(options(tmp_path), some) == some
 
 
 def test_shards_are_whole_groups_and_together_all_of_them(tmp_path):

@@ -73,6 +73,9 @@ Rewarded = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Each attempt gets a seed made of this, in $POLAR_SEED.")]
+Only = Annotated[
+    list[str] | None, typer.Option(metavar="ID", help="Only this task of the list; may be given several times.")
+]
 Shard = Annotated[str, typer.Option(metavar="I/N", help="Only part I of N of the tasks: one of several runners.")]
 KeepOf = Annotated[Keep, typer.Option(help="Whose workspaces stay in the run folder for a look.")]
 PoolInit = Annotated[int | None, typer.Option(min=1, help="Attempts in preparation.", rich_help_panel=_AT)]
@@ -115,6 +118,7 @@ def rollout_command(
     tries: Tries = 2,
     reward_status: Rewarded = ",".join(outcome.TRAINED),
     seed: Seed = 0,
+    only: Only = None,
     shard: Shard = "1/1",
     keep: KeepOf = Keep.FAILED,
     listen_host: ListenHost = "127.0.0.1",
@@ -144,7 +148,8 @@ def rollout_command(
             sandbox=sandbox,
             pools=asked.default_pools(init=pool_init, ready=pool_ready, run=pool_run, post=pool_post),
             budget=Overrides(init_seconds, run_seconds, post_seconds, turns, tokens), enough=enough, tries=tries,
-            rewarded=_statuses(reward_status), seed=seed, shard=_shard(shard), keep=keep, listen_host=listen_host,
+            rewarded=_statuses(reward_status), seed=seed, only=tuple(only or ()),
+            shard=_shard(shard), keep=keep, listen_host=listen_host,
         )  # fmt: skip
         plan, listed = _planned(_given(tasks, "TASKS, a folder or a file, as the first argument"), options)
     if dry_run:
@@ -162,7 +167,7 @@ def rollout_command(
 
 def _planned(source: Path, options: Options) -> tuple[state.Plan, list[Task]]:
     harness = recipe.find(options.harness)
-    listed = asked.shard_of(options, tasks.read(source))
+    listed = asked.shard_of(options, asked.chosen(options, tasks.read(source)))
     if not listed:
         raise Refusal(f"shard {options.shard[0]} of {options.shard[1]} of {source} holds no task; use fewer shards")
     versions = {"polar-mitm": version("polar-mitm"), "harness": f"{harness.name} {harness.version}"}

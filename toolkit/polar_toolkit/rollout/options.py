@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from polar_toolkit.errors import Refusal
 from polar_toolkit.rollout.outcome import TRAINED, Status
 from polar_toolkit.rollout.task import Attempt, Budget, Task
 
@@ -93,6 +94,8 @@ class Options:
     rewarded: tuple[Status, ...] = TRAINED
     """Statuses whose rewards are written for training."""
     seed: int = 0
+    only: tuple[str, ...] = ()
+    """The ids of the tasks to work on, in this order; () for all of the list."""
     shard: tuple[int, int] = (1, 1)
     """Which part of the task list, of how many: whole groups."""
     keep: Keep = Keep.FAILED
@@ -117,10 +120,20 @@ def from_json(row: Mapping[str, Any]) -> Options:  # Any: JSON
         "pools": Pools(**row["pools"]),
         "budget": Overrides(**row["budget"]),
         "rewarded": tuple(map(Status, row["rewarded"])),
+        "only": tuple(row["only"]),
         "shard": tuple(row["shard"]),
         "keep": Keep(row["keep"]),
     }
     return Options(**fields)
+
+
+def chosen(options: Options, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks of the list that are asked for by name. Raises Refusal for a name that is not there."""
+    named = {task.task_id: task for task in tasks}
+    for name in options.only:
+        if name not in named:
+            raise Refusal(f"--only names {name!r}, which is not in the task list; it begins with {next(iter(named))!r}")
+    return [named[name] for name in dict.fromkeys(options.only)] if options.only else list(tasks)
 
 
 def shard_of(options: Options, tasks: Sequence[Task]) -> list[Task]:
