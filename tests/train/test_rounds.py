@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from polar_toolkit import rewards
 from polar_train import rounds
 from polar_train.config import Config, EngineSet, RolloutSide, read
 from polar_train.errors import BadInput, NothingLearned
@@ -129,3 +130,24 @@ def test_the_set_up_of_the_paper_is_a_loop():
     assert (asked.settings.lr, asked.updates, asked.lag.max) == (1e-6, 293 // 4, 2)
     objective = asked.settings.objective
     assert (objective.clip_low, objective.clip_high, objective.importance_cap) == (0.2, 0.28, 2.0)
+
+
+def test_shuffled_rewards_are_the_same_ones_in_other_places(tmp_path, side):
+    """The control of an experiment; without being asked for, they stay."""
+    chosen = rounds.of(
+        config(tmp_path, replace(side, shuffle_rewards=True), "http://127.0.0.1:1", "http://127.0.0.1:2")
+    )
+    given = {number: {f"s{number}{n}": float(10 * number + n) for n in range(4)} for number in (1, 2)}
+    runs = {number: chosen.folder(1) / str(number) for number in given}
+    for number, run in runs.items():
+        run.mkdir(parents=True)
+        (run / "sessions.jsonl").write_text("".join(json.dumps({"session_id": s}) + "\n" for s in given[number]))
+        rewards.append(run, given[number])
+    rounds.of(config(tmp_path, side)).shuffle(1)
+    assert {number: rewards.read(run) for number, run in runs.items()} == given
+    chosen.shuffle(1)
+    after = {number: rewards.read(run) for number, run in runs.items()}
+    assert after != given
+    assert sorted(r for of in after.values() for r in of.values()) == sorted(
+        r for of in given.values() for r in of.values()
+    )

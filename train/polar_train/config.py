@@ -71,6 +71,8 @@ class RolloutSide:
     seed: int = 0
     enough: int | None = None
     tries: int = 2
+    shuffle_rewards: bool = False
+    """The control of an experiment: rewards change places within a round before they are learned from."""
     listen_host: str = "127.0.0.1"
 
 

@@ -96,6 +96,7 @@ class Maker:
         if not batch.is_file():
             log = self.rounds.log(round)
             run_all(self.rounds.rollouts(round), log, lock=self.lock, stopping=self.stopping)
+            self.rounds.shuffle(round)
             run_all([self.rounds.merge(round)], log, lock=self.lock, stopping=self.stopping)
             self.rounds.settle(round)
         return batch

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polar_toolkit import rewards
 from polar_toolkit.errors import Refusal
 from polar_toolkit.rollout import tasks
 from polar_train.config import Config, RolloutSide
@@ -54,6 +55,18 @@ class Rounds:
             self._rollout(round, self.folder(round) / str(number), url, names[number - 1 :: len(self.urls)])
             for number, url in enumerate(self.urls, start=1)
         ]
+
+    def shuffle(self, round: int) -> None:
+        """Has the rewards of a round change places, where that was asked for; rollouts.parquet keeps the true ones."""
+        if not self.side.shuffle_rewards:
+            return
+        runs = [self.folder(round) / str(number) for number, _ in enumerate(self.urls, start=1)]
+        given = [(run, session, reward) for run in runs for session, reward in sorted(rewards.read(run).items())]
+        shuffled = [reward for _, _, reward in given]
+        random.Random(f"{self.side.seed}/{round}").shuffle(shuffled)
+        for run in runs:
+            pairs = zip(given, shuffled, strict=True)
+            rewards.append(run, {session: reward for (where, session, _), reward in pairs if where == run})
 
     def merge(self, round: int) -> list[str]:
         """The words that make a batch of them."""
