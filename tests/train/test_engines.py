@@ -29,7 +29,7 @@ from tests.train.engine_sets import Running, running
 
 IDS = np.arange(40, 70, dtype=np.int32)
 UPDATE = "/update_weights_from_disk"
-ROOM = 500
+ROOM = 300
 """Tokens of a stream that a push interrupts."""
 
 Start = Callable[..., Running]

@@ -88,7 +88,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         assert engine.post("/update_weights_from_disk", update).json()["success"]
         Talk(house, "late").ask(user("Hello, late."))
     rewards.append(run, {"one": 1.0, "two": 0.0, "late": 0.5})
-    merge.merge(run, folder / "merged", merge.Options(), lambda *_: None)
+    merge.merge(run, folder / "merged", merge.Options(workers=1), lambda *_: None)
     return Recorded(folder / "merged", model, later)
 
 
