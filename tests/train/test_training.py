@@ -52,7 +52,7 @@ for out in outs:  # one import of torch for all
     if not (child := os.fork()):
         learn(model, batches, out)
         os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)  # or the next child would say it again
 """
 DEATHS = {
     "between batches": -signal.SIGKILL,
