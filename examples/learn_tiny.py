@@ -1,6 +1,6 @@
 """A tiny random model learns on a CPU, in a minute or two: the Pi harness, rollouts and training side by side.
 
-    python examples/learn_tiny.py /tmp/tiny --rounds 10
+    python examples/learn_tiny.py /tmp/tiny --rounds 12
 
 The model has 100,000 random parameters and a vocabulary of bytes. Pi asks it to say something, and prints what it said
 once it ended its turn, which a random model seldom does. The reward is the share of small letters in that: what GRPO
@@ -36,7 +36,7 @@ def main() -> None:
     """Make what is needed in a new folder, run the loop there, and print how the reward went."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shuffled", action="store_true")
     asked = parser.parse_args()
@@ -62,7 +62,7 @@ seed = {seed}
 threads = 1
 
 [update]
-lr = 0.03
+lr = 0.015
 
 [lag]
 max = 1
@@ -74,9 +74,9 @@ urls = ["{url}"]
 tasks = "tasks.jsonl"
 harness = "pi"
 samples = 8
-groups = 3
+groups = 4
 seed = {seed}
-sampling = {{ max_new_tokens = 96 }}
+sampling = {{ max_new_tokens = 64 }}
 pools = {{ run = 8 }}
 """
 
