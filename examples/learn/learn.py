@@ -84,7 +84,7 @@ def imitate(out: Path, a: argparse.Namespace) -> Path:
         with_tools(Path(said("polar-train", "fetch", "smollm2-135m-instruct")), out / "base.part")
         (out / "base.part").rename(out / "base")
     if not (out / "sft").is_dir():
-        with server([sys.executable, str(HERE / "teacher.py"), str(out / "base"), f"demo-{a.seed}", str(DEMOS)]) as url:
+        with server([sys.executable, str(HERE / "teacher.py"), str(out / "base"), f"demo-{a.seed}"]) as url:
             rollout(out / "demos.jsonl", out / "demos", url, SAMPLING)
         run("polar-toolkit", "merge", str(out / "demos"))
         words = ["--format", "sft", "--min-reward", "1", "--out", str(out / "sft")]

@@ -108,8 +108,8 @@ def test_the_teacher_runs_the_command_and_says_what_it_printed():
     from tasks import questions
     from teacher import script
 
-    question = next(questions("seed"))
-    reply = script("seed", 6)
+    question = next(islice(questions("seed"), 100, None))
+    reply = script("seed")
     prompt = f"<|im_start|>user\n{question.instruction}<|im_end|>\n<|im_start|>assistant\n"
     assert json.dumps({"command": question.command}) in reply(prompt)
     told = f"{prompt}...<|im_start|>user\n<tool_response>\nport=12\n\n</tool_response><|im_end|>\n"
@@ -123,7 +123,7 @@ def test_plain_chat_asks_pi_without_the_interceptor(with_tools, tmp_path):
 
     asked = [row(question, f"t{n}") for n, question in enumerate(islice(questions("seed"), 2))]
     (tmp_path / "held.jsonl").write_text("".join(json.dumps(task) + "\n" for task in asked))
-    with ScriptedEngine(with_tools, script("seed", 2)).serving() as engine, chat_endpoint(engine.url, tmp_path) as url:
+    with ScriptedEngine(with_tools, script("seed")).serving() as engine, chat_endpoint(engine.url, tmp_path) as url:
         words = [LEARN / "plain_chat.py", tmp_path / "held.jsonl", tmp_path / "plain.jsonl", "--url", url]
         done = subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True, timeout=120)
     assert "1.000 on 2 held-out questions" in done.stdout
