@@ -47,7 +47,7 @@ samples = {samples}
 groups = {groups}
 seed = {seed}
 sampling = {{ max_new_tokens = 64, temperature = 1.0 }}
-pools = {{ init = 4, ready = 8, run = 8, post = 4 }}
+pools = {{ init = 4, ready = 16, run = 16, post = 4 }}
 shuffle_rewards = {shuffled}
 """
 
@@ -128,7 +128,7 @@ def rollout(tasks: Path, folder: Path, url: str, sampling: dict[str, float]) -> 
         run("polar-toolkit", "rollout", "--resume", str(folder), "--engine", url)
         return
     words = ["--harness", str(HARNESS), "--samples", "1", "--engine", url, "--sampling", json.dumps(sampling)]
-    pools = ["--pool-init", "4", "--pool-ready", "8", "--pool-run", "8", "--pool-post", "4"]
+    pools = ["--pool-init", "4", "--pool-ready", "16", "--pool-run", "16", "--pool-post", "4"]
     run("polar-toolkit", "rollout", str(tasks), str(folder), *words, *pools)
 
 

@@ -9,6 +9,7 @@ could change. What comes out is compared with what the same model scored through
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -22,6 +23,8 @@ from pathlib import Path
 
 HARNESS = Path(__file__).resolve().parent / "pi" / "harness.toml"
 TIMEOUT_S = 120
+MAX_TOKENS = 64
+"""Of a reply, as in the rollouts."""
 
 
 def main() -> None:
@@ -48,24 +51,32 @@ def main() -> None:
 
 
 def ask(task: dict, url: str, model: str) -> float:
-    """1 when Pi's last words are the answer."""
+    """1 when Pi's last words are the answer, and 0 when they are not or Pi does not come to an end."""
     with tempfile.TemporaryDirectory() as scratch:
         home, work = Path(scratch, "home"), Path(scratch, "workspace")
         (home / "agent").mkdir(parents=True)
         work.mkdir()
-        provider = {"baseUrl": url, "api": "openai-completions", "apiKey": "none", "models": [{"id": model}]}
+        models = [{"id": model, "maxTokens": MAX_TOKENS}]
+        provider = {"baseUrl": url, "api": "openai-completions", "apiKey": "none", "models": models}
         (home / "agent" / "models.json").write_text(json.dumps({"providers": {"plain": provider}}))
-        command = ["bwrap", *_programs(), "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
-        command += ["--bind", str(work), "/workspace", "--bind", str(home), "/tmp/home", "--chdir", "/workspace"]
-        command += ["--unshare-pid", "--die-with-parent"]
         environment = os.environ | {"HOME": "/tmp/home", "PI_CODING_AGENT_DIR": "/tmp/home/agent"}
+        inside = functools.partial(
+            subprocess.run, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
         for line in task["prepare"]:
-            subprocess.run([*command, "sh", "-c", line], env=environment, check=True)
-        done = subprocess.run(
-            [*command, *words(task["instruction"], model)],
-            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+            inside([*_sandbox(home, work), "sh", "-c", line], check=True)
+        try:
+            done = inside([*_sandbox(home, work), *words(task["instruction"], model)], check=False)
+        except subprocess.TimeoutExpired:
+            return 0.0
     return float(re.search(task["check"]["regex"], done.stdout) is not None)
+
+
+def _sandbox(home: Path, work: Path) -> list[str]:
+    """The words before a command that is to see two folders of its own, and the machine's programs."""
+    words = ["bwrap", *_programs(), "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+    words += ["--bind", str(work), "/workspace", "--bind", str(home), "/tmp/home", "--chdir", "/workspace"]
+    return [*words, "--unshare-pid", "--die-with-parent"]
 
 
 def _programs() -> list[str]:
