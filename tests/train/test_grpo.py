@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from polar_train import grpo
+from polar_train import passes
 from polar_train.data import read_batches
 from polar_train.errors import BadInput, NothingLearned
 from polar_train.forest import Layout
-from polar_train.grpo import Settings, backward, grow, train, update
+from polar_train.grpo import Settings, backward, train, update
 from polar_train.model import load, token_logprobs
-from polar_train.objective import Objective, Tokens
+from polar_train.objective import Objective, Tokens, grpo_loss
 
 CPU = torch.device("cpu")
 
@@ -103,9 +103,9 @@ def test_the_layout_changes_nothing(tiny_model, write, draw):
 
 def test_a_model_that_cannot_be_cut_is_not(sliding_model, write, draw):
     """With a sliding window each trajectory is one pass, however long; beyond a length activations are made anew."""
-    rows = read_batches(write(draw(grpo.RECOMPUTE_ABOVE + 8), draw(60)))
+    rows = read_batches(write(draw(passes.RECOMPUTE_ABOVE + 8), draw(60)))
     model = load(sliding_model, CPU).train()
-    (forest,) = grow(rows, model, Settings())
+    (forest,) = passes.grow(rows, model, Layout.TREE, 65536)
     assert len(forest.nodes(len(forest))) == 2
     backward(model, forest, Settings())
     recomputed = [parameter.grad.clone() for parameter in model.parameters()]
@@ -118,7 +118,7 @@ def test_a_model_that_cannot_be_cut_is_not(sliding_model, write, draw):
         )
         on = row.loss_mask_T
         columns = (torch.tensor(c[on]) for c in (row.old_logprobs_T, row.advantages_T, row.loss_weight_T))
-        grpo.grpo_loss(Tokens(got, *columns), Objective())[0].backward()
+        grpo_loss(Tokens(got, *columns), Objective())[0].backward()
     assert all(torch.allclose(a, p.grad, atol=1e-6) for a, p in zip(recomputed, model.parameters(), strict=True))
 
 

@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 
 from polar_toolkit.errors import Refusal
 from polar_toolkit.merged import Piece, trajectory_pieces
-from polar_train import branches
+from polar_train import passes
 from polar_train.data import Float_T, Int_T, Row, stream
 from polar_train.errors import BadInput, Disagreement
-from polar_train.forest import Forest, Layout, lay_out
+from polar_train.forest import Forest, Layout
 from polar_train.grpo import check_vocabulary
-from polar_train.model import load, packs
+from polar_train.model import load
 
 ALL = "all"
 """The edge of the line that has every token."""
@@ -68,8 +68,7 @@ def measure(
         raise BadInput(f"no trained token in {str(batches)!r}: `polar-toolkit stats` lists why each was left out")
     model = load(model_folder).eval()
     check_vocabulary(kept, model)
-    layout = Layout.TREE if packs(model.config) else Layout.PACKED
-    forests = list(lay_out(kept, layout, FOREST_TOKENS))
+    forests = passes.grow(kept, model, Layout.TREE, FOREST_TOKENS)
     found: list[tuple[Float_T, Int_T]] = []
     for done, forest in enumerate(forests, start=1):
         found.append(_compare(model, forest))
@@ -199,8 +198,7 @@ def _of_version(row: Row, version: str | None) -> Row:
 
 def _compare(model: PreTrainedModel, forest: Forest) -> tuple[Float_T, Int_T]:
     """|logprob(trainer) - logprob(engine)| of the L trained tokens of a forest, and the codes of their edges."""
-    longest = branches.LONGEST if packs(model.config) else len(forest)
-    logprobs_T = branches.logprobs(model, forest, longest=longest).cpu().numpy()
+    logprobs_T = passes.logprobs(model, forest).cpu().numpy()
     at_L = forest.loss_mask_T
     off_L = np.abs(logprobs_T[at_L] - forest.old_logprobs_T[at_L])
     return off_L, forest.advantages_T[at_L].astype(np.int32)

@@ -16,17 +16,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from polar_train import branches, flex
+from polar_train import passes
 from polar_train.data import Row, read_batches, read_tokenizer
 from polar_train.errors import BadInput, NothingLearned
-from polar_train.forest import Forest, Layout, lay_out
-from polar_train.model import check_tokenizer, load, packs
+from polar_train.forest import Forest, Layout
+from polar_train.model import check_tokenizer, load
 from polar_train.objective import Metrics, Objective, Tokens, grpo_loss, total
 from polar_train.optimizer import Optimizer
 from polar_train.weights import check_free, save_checkpoint
-
-RECOMPUTE_ABOVE = 2048
-"""Of models that cannot be cut: passes of more tokens recompute their activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +136,7 @@ def update(
     `reference` is the model that `settings.objective.kl` keeps the policy near; `optimizer` the one of the batches
     before, a new one if not given.
     """
-    forests = grow(rows, model, settings)
+    forests = passes.grow(rows, model, settings.layout, settings.row_tokens)
     planned = len(forests) * settings.steps
     optimizer = optimizer or Optimizer(model, settings.lr)
     model.train()
@@ -171,19 +168,11 @@ def _earlier(
     proximal = settings.objective.importance_cap is not None and settings.steps > 1
     return [
         Earlier(
-            _logprobs(model, forest) if proximal else None,
-            _logprobs(reference, forest) if reference else None,
+            passes.logprobs(model, forest) if proximal else None,
+            passes.logprobs(reference, forest) if reference else None,
         )
         for forest in forests
     ]
-
-
-def grow(rows: list[Row], model: PreTrainedModel, settings: Settings) -> list[Forest]:
-    """The rows in the layout of the settings; of a model whose sequences cannot be cut, `packed` at most."""
-    layout = settings.layout
-    if layout is Layout.TREE and not packs(model.config):
-        layout = Layout.PACKED
-    return list(lay_out(rows, layout, settings.row_tokens))
 
 
 def backward(model: PreTrainedModel, forest: Forest, settings: Settings, earlier: Earlier = Earlier()) -> Metrics:
@@ -209,33 +198,8 @@ def backward(model: PreTrainedModel, forest: Forest, settings: Settings, earlier
         settings.objective.kl
     ):  # pulls at tokens without advantage too, which are otherwise gone through without gradient
         forest = replace(forest, advantages_T=np.ones_like(forest.advantages_T))
-    if flex.applies(model):
-        flex.backward(model, forest, loss_of)
-        return total(parts)
-    longest = _longest(model, forest)
-    if not packs(model.config):
-        _recompute(model, wanted=max(node.b - node.a for node in forest.nodes(longest)) > RECOMPUTE_ABOVE)
-    branches.backward(model, forest, loss_of, longest=longest)
+    passes.backward(model, forest, loss_of)
     return total(parts)
-
-
-def _logprobs(model: PreTrainedModel, forest: Forest) -> Tensor:
-    if flex.applies(model):
-        return flex.logprobs(model, forest)
-    return branches.logprobs(model, forest, longest=_longest(model, forest))
-
-
-def _longest(model: PreTrainedModel, forest: Forest) -> int:
-    """Tokens of a node: of a model whose sequences cannot be cut, all of them."""
-    return branches.LONGEST if packs(model.config) else len(forest)
-
-
-def _recompute(model: PreTrainedModel, *, wanted: bool) -> None:
-    if wanted != model.is_activation_checkpointing:
-        if wanted:
-            model.activation_checkpointing_enable()
-        else:
-            model.activation_checkpointing_disable()
 
 
 def _update(metrics: Metrics, norm: float, computed: int) -> Update:
