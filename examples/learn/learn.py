@@ -47,7 +47,7 @@ samples = {samples}
 groups = {groups}
 seed = {seed}
 sampling = {{ max_new_tokens = 64, temperature = 1.0 }}
-pools = {{ init = 4, ready = 16, run = 16, post = 4 }}
+pools = {{ init = 4, ready = 8, run = 8, post = 4 }}
 shuffle_rewards = {shuffled}
 """
 
@@ -128,7 +128,7 @@ def rollout(tasks: Path, folder: Path, url: str, sampling: dict[str, float]) -> 
         run("polar-toolkit", "rollout", "--resume", str(folder), "--engine", url)
         return
     words = ["--harness", str(HARNESS), "--samples", "1", "--engine", url, "--sampling", json.dumps(sampling)]
-    pools = ["--pool-init", "4", "--pool-ready", "16", "--pool-run", "16", "--pool-post", "4"]
+    pools = ["--pool-init", "4", "--pool-ready", "8", "--pool-run", "8", "--pool-post", "4"]
     run("polar-toolkit", "rollout", str(tasks), str(folder), *words, *pools)
 
 
@@ -177,7 +177,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder of the run; what is in it is gone on with")
     parser.add_argument("--seed", type=int, default=1, help="of the questions, of the stages and of the tasks' order")
-    parser.add_argument("--updates", type=int, default=16, help="GRPO updates")
+    parser.add_argument("--updates", type=int, default=12, help="GRPO updates")
     parser.add_argument("--groups", type=int, default=8, help="questions of an update")
     parser.add_argument("--samples", type=int, default=8, help="attempts at each")
     parser.add_argument("--lr", type=float, default=2e-5, help="learning rate of GRPO")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -49,6 +50,8 @@ def held_out(run: Path) -> pl.DataFrame:
     told = json.loads((run / "run.json").read_text())
     frames = []
     for asked in ASKED:
+        if not (run / asked / "rollouts.parquet").is_file():
+            continue
         rows = pl.read_parquet(run / asked / "rollouts.parquet")
         frames.append(rows.select([c for c in COLUMNS if c in rows.columns]).with_columns(asked=pl.lit(asked)))
     if (run / "plain.jsonl").is_file():
@@ -69,10 +72,14 @@ def paired(held: pl.DataFrame, run: str, first: str, second: str) -> tuple[float
 
 def show(held: pl.DataFrame, steps: pl.DataFrame) -> None:
     """The table of all runs."""
-    table = Table("run", "asked", "questions", "before", "after", "change", "95 % interval", "right without a call")
+    table = Table()
+    for name in ("run", "asked", "questions", "before", "after", "change", "95 % interval", "right without a call"):
+        table.add_column(name, no_wrap=True)
     for run in held["run"].unique(maintain_order=True):
         for first, second in (("before", "after"), ("before-greedy", "after-greedy")):
             of = held.filter(pl.col("run") == run)
+            if of.filter(pl.col("asked") == second).is_empty():
+                continue
             means = [of.filter(pl.col("asked") == asked)["reward"].fill_null(0).mean() for asked in (first, second)]
             right = of.filter(pl.col("asked").is_in([first, second]) & (pl.col("reward") > 0))
             change, low, high = paired(held, run, first, second)
@@ -81,7 +88,7 @@ def show(held: pl.DataFrame, steps: pl.DataFrame) -> None:
                 str(of.filter(pl.col("asked") == first).height), f"{means[0]:.3f}", f"{means[1]:.3f}",
                 f"{change:+.3f}", f"{low:+.3f} to {high:+.3f}", str(right.filter(pl.col("calls") < 2).height),
             )  # fmt: skip
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
     plain = held.filter(pl.col("asked") == "after-plain-chat")
     for (run,), rows in plain.group_by(["run"], maintain_order=True):
         print(f"{run}: {rows['reward'].mean():.3f} through a plain chat endpoint, {rows.height} questions")

@@ -27,7 +27,7 @@ def _scripts(monkeypatch):
     """The scripts import each other by their plain names."""
     monkeypatch.syspath_prepend(LEARN)
     yield
-    for name in ("tasks", "teacher", "sft", "model", "learn"):
+    for name in ("tasks", "teacher", "sft", "model", "learn", "report"):
         sys.modules.pop(name, None)
 
 
@@ -178,3 +178,23 @@ def test_the_report_pairs_the_questions(tmp_path, record):
     assert "run-1: 2 GRPO steps" in done.stdout
     assert pl.read_parquet(tmp_path / "results" / "held_out.parquet").height == 16
     assert (tmp_path / "results" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_results_say_what_the_readme_says():
+    """results/: the README's scores and changes are those of held_out.parquet; no right answer came without a call."""
+    from report import paired
+
+    held = pl.read_parquet(LEARN / "results" / "held_out.parquet")
+    told = (LEARN / "README.md").read_text()
+    through = held.filter(~pl.col("asked").str.contains("plain"))
+    assert through.filter((pl.col("reward") > 0) & (pl.col("calls") < 2)).is_empty()
+    for run in held["run"].unique():
+        for first, second in (("before", "after"), ("before-greedy", "after-greedy")):
+            asked = [held.filter((pl.col("run") == run) & (pl.col("asked") == name)) for name in (first, second)]
+            if run == "learn-1-shuffled" and first == "before-greedy":
+                assert [rows.height for rows in asked] == [0, 0]
+                continue
+            assert [rows.height for rows in asked] == [120, 120]
+            scores = " | ".join(f"{rows['reward'].fill_null(0).mean():.3f}" for rows in asked)
+            change, low, high = paired(held, run, first, second)
+            assert f"| {scores} | {change:+.3f} | {low:+.3f} to {high:+.3f} |" in told
