@@ -94,6 +94,10 @@ def _wayward(inner: Any, told: Running) -> Callable[..., Awaitable[None]]:
         message = await receive()
         body = json.loads(message["body"] or b"{}")
         decision = await asyncio.to_thread(told.habit, told, scope["path"], body) if told.habit else None
+        if told.server.force_exit:  # uvicorn looks every 0.1 s, in which a push of a tiny model can be through
+            for connection in told.server.server_state.connections:
+                connection.transport.abort()
+            return
         if isinstance(decision, JSONResponse):
             return await decision(scope, receive, send)
         raw = json.dumps(body if decision is None else decision).encode()
