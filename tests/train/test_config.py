@@ -41,11 +41,12 @@ def test_each_table_fills_its_value(config, tmp_path):
     read_ = config(
         LEAST + "follow = true\nupdates = 9\nthreads = 2\nseed = 3\nprecision = 'bfloat16'\n"
         "[update]\nlr = 1e-5\nmax_grad_norm = 0.5\nsteps = 2\nlayout = 'packed'\nrow_tokens = 100\n"
+        "pass_tokens = 50\n"
         "[objective]\nclip_low = 0.1\nclip_high = 0.3\nimportance_cap = 2.0\nkl = 0.01\nreference = 'r'\n"
         "[lag]\nmax = 0\nbeyond = 0.5\n[engines]\nurls = ['http://a:1', 'https://b']\nversion = 'v1'\n"
         "[checkpoints]\nevery = 5\nkeep = 1\n"
     )
-    assert read_.settings == Settings(1e-5, Objective(0.1, 0.3, 2.0, 0.01), 0.5, 2, Layout.PACKED, 100)
+    assert read_.settings == Settings(1e-5, Objective(0.1, 0.3, 2.0, 0.01), 0.5, 2, Layout.PACKED, 100, 50)
     assert (read_.follow, read_.updates, read_.threads, read_.seed, read_.precision) == (True, 9, 2, 3, "bfloat16")
     assert (read_.lag, read_.reference) == (Lag(0, 0.5), tmp_path / "r")
     assert (read_.engines, read_.checkpoints) == (EngineSet(("http://a:1", "https://b"), "v1"), Keeping(5, 1))

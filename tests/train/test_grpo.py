@@ -95,19 +95,20 @@ def test_steps_beyond_the_clip_are_an_error(tiny_model, write, on_policy):
 def test_the_layout_changes_nothing(tiny_model, write, draw):
     """Every layout gives the same loss and gradient norm, also where a trajectory is longer than a node."""
     rows = read_batches(write(draw(1200, 60, 31)))
-    seen = [update(load(tiny_model, CPU), rows, Settings(layout=layout), advance=silent)[0] for layout in Layout]
-    assert [one.tokens for one in seen] == [seen[0].tokens] * 3
-    assert [one.loss for one in seen] == pytest.approx([seen[0].loss] * 3, rel=1e-5)
-    assert [one.grad_norm for one in seen] == pytest.approx([seen[0].grad_norm] * 3, rel=1e-5)
+    ways = [Settings(layout=layout, pass_tokens=tokens) for layout in Layout for tokens in (500, 2048)]
+    seen = [update(load(tiny_model, CPU), rows, way, advance=silent)[0] for way in ways]
+    assert [one.tokens for one in seen] == [seen[0].tokens] * 6
+    assert [one.loss for one in seen] == pytest.approx([seen[0].loss] * 6, rel=1e-5)
+    assert [one.grad_norm for one in seen] == pytest.approx([seen[0].grad_norm] * 6, rel=1e-5)
 
 
 def test_a_model_that_cannot_be_cut_is_not(sliding_model, write, draw):
     """With a sliding window each trajectory is one pass, however long; beyond a length activations are made anew."""
-    rows = read_batches(write(draw(passes.RECOMPUTE_ABOVE + 8), draw(60)))
+    rows = read_batches(write(draw(308), draw(60)))
     model = load(sliding_model, CPU).train()
     (forest,) = passes.grow(rows, model, Layout.TREE, 65536)
     assert len(forest.nodes(len(forest))) == 2
-    backward(model, forest, Settings())
+    backward(model, forest, Settings(pass_tokens=300))
     recomputed = [parameter.grad.clone() for parameter in model.parameters()]
     assert model.is_activation_checkpointing
     model.zero_grad()

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polar_train import passes
+from polar_train.branches import LONGEST
 from polar_train.data import Row, read_batches, read_tokenizer
 from polar_train.errors import BadInput, NothingLearned
 from polar_train.forest import Forest, Layout
@@ -41,6 +42,8 @@ class Settings:
     """How much is merged before it is computed; the gradient is the same."""
     row_tokens: int = 65536
     """Of one forest: more share more of their beginnings, and take more memory for their data."""
+    pass_tokens: int = LONGEST
+    """Held with their activations at once: what a longer path has is computed twice, and more takes more memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +171,8 @@ def _earlier(
     proximal = settings.objective.importance_cap is not None and settings.steps > 1
     return [
         Earlier(
-            passes.logprobs(model, forest) if proximal else None,
-            passes.logprobs(reference, forest) if reference else None,
+            passes.logprobs(model, forest, pass_tokens=settings.pass_tokens) if proximal else None,
+            passes.logprobs(reference, forest, pass_tokens=settings.pass_tokens) if reference else None,
         )
         for forest in forests
     ]
@@ -198,7 +201,7 @@ def backward(model: PreTrainedModel, forest: Forest, settings: Settings, earlier
         settings.objective.kl
     ):  # pulls at tokens without advantage too, which are otherwise gone through without gradient
         forest = replace(forest, advantages_T=np.ones_like(forest.advantages_T))
-    passes.backward(model, forest, loss_of)
+    passes.backward(model, forest, loss_of, pass_tokens=settings.pass_tokens)
     return total(parts)
 
 

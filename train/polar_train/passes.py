@@ -10,13 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polar_train import branches, flex
-from polar_train.branches import LossOf
+from polar_train.branches import LONGEST, LossOf
 from polar_train.data import Row
 from polar_train.forest import Forest, Layout, lay_out
 from polar_train.model import packs
-
-RECOMPUTE_ABOVE = 2048
-"""Of models that cannot be cut: passes of more tokens recompute their activations."""
 
 
 def grow(rows: list[Row], model: PreTrainedModel, layout: Layout, row_tokens: int) -> list[Forest]:
@@ -26,27 +23,30 @@ def grow(rows: list[Row], model: PreTrainedModel, layout: Layout, row_tokens: in
     return list(lay_out(rows, layout, row_tokens))
 
 
-def backward(model: PreTrainedModel, forest: Forest, loss_of: LossOf) -> None:
-    """Add the gradient of the sum of `loss_of` over the tokens that bear loss to the model's: `branches.backward`."""
+def backward(model: PreTrainedModel, forest: Forest, loss_of: LossOf, *, pass_tokens: int = LONGEST) -> None:
+    """Add the gradient of the sum of `loss_of` over the tokens that bear loss to the model's: `branches.backward`.
+
+    `pass_tokens` are held with their activations at once, beyond which these are computed again.
+    """
     if flex.applies(model):
         flex.backward(model, forest, loss_of)
         return
-    longest = _longest(model, forest)
+    longest = _longest(model, forest, pass_tokens)
     if not packs(model.config):
-        _recompute(model, wanted=max(node.b - node.a for node in forest.nodes(longest)) > RECOMPUTE_ABOVE)
+        _recompute(model, wanted=max(node.b - node.a for node in forest.nodes(longest)) > pass_tokens)
     branches.backward(model, forest, loss_of, longest=longest)
 
 
-def logprobs(model: PreTrainedModel, forest: Forest) -> Tensor:
+def logprobs(model: PreTrainedModel, forest: Forest, *, pass_tokens: int = LONGEST) -> Tensor:
     """Logprobs [T] float32 of the tokens that bear loss, 0 elsewhere; no gradient is made."""
     if flex.applies(model):
         return flex.logprobs(model, forest)
-    return branches.logprobs(model, forest, longest=_longest(model, forest))
+    return branches.logprobs(model, forest, longest=_longest(model, forest, pass_tokens))
 
 
-def _longest(model: PreTrainedModel, forest: Forest) -> int:
+def _longest(model: PreTrainedModel, forest: Forest, pass_tokens: int) -> int:
     """Tokens of a node: of a model whose sequences cannot be cut, all of them."""
-    return branches.LONGEST if packs(model.config) else len(forest)
+    return pass_tokens if packs(model.config) else len(forest)
 
 
 def _recompute(model: PreTrainedModel, *, wanted: bool) -> None:
