@@ -21,7 +21,7 @@ from tasks import Question, questions, row
 
 HERE = Path(__file__).resolve().parent
 HARNESS = HERE / "pi"
-DEMOS, TRAIN, HELD = 72, 600, 120
+DEMOS, TRAIN, HELD = 84, 600, 120
 SAMPLING = {"max_new_tokens": 64, "temperature": 1.0}
 GREEDY = {"max_new_tokens": 64, "temperature": 0.0}
 LOOP = """\
@@ -180,7 +180,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, default=12, help="GRPO updates")
     parser.add_argument("--groups", type=int, default=8, help="questions of an update")
     parser.add_argument("--samples", type=int, default=8, help="attempts at each")
-    parser.add_argument("--lr", type=float, default=2e-5, help="learning rate of GRPO")
+    parser.add_argument("--lr", type=float, default=1e-5, help="learning rate of GRPO")
     parser.add_argument("--start", type=Path, help="a model that imitated already, in place of the first two stages")
     parser.add_argument(
         "--shuffled", action="store_true", help="the control: rewards are permuted before they are learned from"
