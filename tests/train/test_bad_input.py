@@ -8,8 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from polar_mitm.tokens.fingerprint import fingerprint
 from polar_train.cli import app
 
 SCOPE = {"sessions": 1, "groups": 1, "dead_groups": 0, "reward_mean": 0.5, "tokenizer": "257-ab"}
@@ -28,7 +30,7 @@ BATCHES = {
     ),
     "with an id that the model has not": (
         lambda table: changed(table, "input_ids", 320),
-        r"token id 320, the model's vocabulary has 320: it is another model's batch",
+        r"token id 320, the vocabulary of the model at '.*model' has 320: it is another model's batch",
     ),
     "without a column": (
         lambda table: table.drop_columns(["old_logprobs"]),
@@ -123,6 +125,41 @@ def test_a_model_is_refused(refused, place, model):
     change, sentence = MODELS[model]
     change(place / "model")
     refused(sentence)
+
+
+def narrow(folder: Path) -> None:
+    """Makes the model know eight tokens."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(8)
+    model.save_pretrained(folder)
+
+
+def rename(folder: Path) -> None:
+    """Gives the tokenizer a token of its own."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<own>"])
+    tokenizer.save_pretrained(folder)
+
+
+REFERENCES = {
+    "with fewer tokens": (narrow, r"the vocabulary of the model at '.*reference' has 8: it is another model's batch"),
+    "of another tokenizer": (rename, r"and that of the model at '.*reference' is .*: train the model that sampled it"),
+}
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_a_reference_is_refused(match, place, reference):
+    """It is held to the batch as the model is: else its logprobs would be of other tokens, or not be there."""
+    change, sentence = REFERENCES[reference]
+    change(shutil.copytree(place / "model", place / "reference"))
+    own = json.dumps(SCOPE | {"tokenizer": fingerprint(AutoTokenizer.from_pretrained(place / "model"))})
+    batch = pq.read_table(place / "batch.parquet")
+    pq.write_table(batch.replace_schema_metadata({"polar_batch": own}), place / "batch.parquet")
+    text = (place / "run.toml").read_text()
+    (place / "run.toml").write_text(f"{text}[objective]\nkl = 0.1\nreference = 'reference'\n")
+    match(["run", place / "run.toml"], sentence)
+    step = ["step", place / "batch.parquet", "--model", place / "model", "--out", place / "stepped"]
+    match([*step, "--kl", 0.1, "--reference", place / "reference"], sentence)
 
 
 CONFIGURATIONS = {

@@ -243,7 +243,7 @@ def test_ids_beyond_the_vocabulary_are_refused(tiny_model, write, draw, tmp_path
     """A batch of another model is told by its ids."""
     drawn = draw(40)
     drawn[0].ids[3] = 5000
-    with pytest.raises(BadInput, match="token id 5000, the model's vocabulary has 320"):
+    with pytest.raises(BadInput, match=r"token id 5000, the vocabulary of the model at .* has 320"):
         train(write(drawn), tiny_model, tmp_path / "new", Settings(), advance=silent)
 
 

@@ -102,15 +102,15 @@ def train(
     """
     check_free(out)
     check_reference(settings, reference)
-    check_tokenizer(read_tokenizer(batches), model_folder)
+    check_tokenizer(read_tokenizer(batches), model_folder, reference)
     rows = read_batches(batches)
     if not any(row.trained for row in rows):
         raise NothingLearned(
             f"no trainable token in {str(batches)!r}: `polar-toolkit stats` lists why each was left out"
         )
     model = load(model_folder)
-    check_vocabulary(rows, model)
     kept = load(reference).eval() if reference else None
+    check_vocabulary(rows, model, kept)
     updates = update(model, rows, settings, advance=advance, reference=kept)
     report = Report(
         model=model_folder.name,
@@ -240,11 +240,13 @@ def check_reference(settings: Settings, reference: Path | None) -> None:
         raise BadInput(f"kl is {settings.objective.kl!r} and the reference {reference!r}: give both or neither")
 
 
-def check_vocabulary(rows: list[Row], model: PreTrainedModel) -> None:
-    """Raises BadInput when the rows hold a token id that the model does not know."""
-    size: int = model.config.get_text_config().vocab_size
+def check_vocabulary(rows: list[Row], *models: PreTrainedModel | None) -> None:
+    """Raises BadInput when the rows hold a token id that one of the models does not know; None is no model."""
     largest = max(int(row.input_ids_T.max()) for row in rows)
-    if largest >= size:
-        raise BadInput(
-            f"the batch holds token id {largest!r}, the model's vocabulary has {size}: it is another model's batch"
-        )
+    for model in filter(None, models):
+        size: int = model.config.get_text_config().vocab_size
+        if largest >= size:
+            raise BadInput(
+                f"the batch holds token id {largest!r}, the vocabulary of the model at {model.name_or_path!r} has "
+                f"{size}: it is another model's batch"
+            )

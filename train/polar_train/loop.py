@@ -54,7 +54,6 @@ def run(
         trainer = Trainer(config)
         trainer.advance = advance
         trainer.serve()
-        trainer.serve()
         ended = threading.Event()
         maker = Maker(all_rounds, lock, lambda: stop.is_set() or ended.is_set())
         try:

@@ -41,17 +41,18 @@ def load(folder: Path, device: torch.device | None = None) -> PreTrainedModel:
     return model.to(device or default_device())  # pyright: ignore[reportArgumentType]  (transformers mistypes `to`)
 
 
-def check_tokenizer(stated: str | None, folder: Path) -> None:
-    """Raises BadInput when a batch states the fingerprint of another tokenizer than the one in a model's folder.
+def check_tokenizer(stated: str | None, *folders: Path | None) -> None:
+    """Raises BadInput when a batch states the fingerprint of another tokenizer than one in the folders of models.
 
-    A batch that states none, or a folder without a tokenizer, cannot be compared.
+    A batch that states none, or a folder without a tokenizer, cannot be compared; None is no model.
     """
-    own = _fingerprint(folder.resolve()) if stated else None
-    if own and own != stated:
-        raise BadInput(
-            f"the batch was sampled with the tokenizer {stated!r}, and that of the model at {str(folder)!r} is "
-            f"{own!r}: train the model that sampled it, or sample anew with this one"
-        )
+    for folder in filter(None, folders):
+        own = _fingerprint(folder.resolve()) if stated else None
+        if own and own != stated:
+            raise BadInput(
+                f"the batch was sampled with the tokenizer {stated!r}, and that of the model at {str(folder)!r} is "
+                f"{own!r}: train the model that sampled it, beside a reference of its kind, or sample anew"
+            )
 
 
 @cache

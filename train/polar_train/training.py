@@ -131,9 +131,9 @@ class Trainer:
         """
         since = time.monotonic()
         summary = read_summary(batch)
-        check_tokenizer(summary.tokenizer, self.config.model)
+        check_tokenizer(summary.tokenizer, self.config.model, self.config.reference)
         rows, lag = bound(read_batches(batch), self._versions, self.step, self.config.lag)
-        grpo.check_vocabulary(rows, self.model)
+        grpo.check_vocabulary(rows, self.model, self._reference)
         taken = {**self.state.batches, batch.name: fingerprint(batch)}
         if not any(_teaches(row) for row in rows):
             self.state = replace(self.state, batches=taken)

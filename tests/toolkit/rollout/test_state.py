@@ -42,6 +42,22 @@ def test_a_run_folder_holds_one_rollout(tmp_path):
     assert read_plan(tmp_path).run_id == "id"
 
 
+def test_a_rollout_that_died_while_it_wrote_its_plan_can_begin_again(tmp_path, monkeypatch):
+    """There is no plan yet, so nothing has to be resumed; a half-written one would be neither."""
+
+    def cut(row, file, **_):
+        file.write('{"run_id": ')
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state.json, "dump", cut)
+        with pytest.raises(KeyboardInterrupt):
+            write_plan(plan(tmp_path))
+    assert not (tmp_path / "rollout" / "plan.json").exists()
+    write_plan(plan(tmp_path))
+    assert read_plan(tmp_path).run_id == "id"
+
+
 def test_the_digest_changes_with_any_task():
     """A resumed rollout is told when its tasks are others."""
     some = tasks("a", "b")

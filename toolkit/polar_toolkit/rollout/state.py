@@ -60,8 +60,9 @@ def digest_of(tasks: Sequence[Task]) -> str:
 
 
 def write_plan(plan: Plan) -> None:
-    """Begin a rollout. Raises Refusal when the run folder holds one already."""
+    """Begin a rollout: the file appears whole or not at all. Raises Refusal when the run folder holds one already."""
     folder = _folder(plan.options.run)
+    begun = folder / f".{_PLAN}.{os.getpid()}"
     row = {
         "schema_version": _SCHEMA_VERSION,
         "run_id": plan.run_id,
@@ -71,17 +72,20 @@ def write_plan(plan: Plan) -> None:
         "options": plan.options.as_json(),
         "versions": dict(plan.versions),
     }
+    with begun.open("w") as file:
+        json.dump(row, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
     try:
-        with (folder / _PLAN).open("x") as file:
-            json.dump(row, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
+        os.link(begun, folder / _PLAN)  # a rename would go over another runner's plan
     except FileExistsError as error:
         run = plan.options.run
         raise Refusal(
             f"{run} holds a rollout already: polar-toolkit rollout --resume {run} finishes it; "
             "for another one name another run folder"
         ) from error
+    finally:
+        begun.unlink(missing_ok=True)
 
 
 def read_plan(run: Path) -> Plan:
