@@ -2,7 +2,8 @@
 
     python examples/learn/report.py runs/learn-1 runs/learn-2 runs/learn-1-shuffled --out examples/learn/results
 
-held_out.parquet has a row for each held-out question and time it was asked, steps.parquet one for each GRPO step.
+held_out.parquet has a row for each held-out question and time it was asked, steps.parquet one for each GRPO step. What
+the folder has of other runs stays in it and is shown, too; a run of the same name takes the place of the earlier one.
 """
 
 from __future__ import annotations
@@ -32,17 +33,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
-    held = pl.concat([held_out(run) for run in a.runs], how="diagonal")
-    steps = pl.concat(
-        [
-            pl.DataFrame([asdict(r) for r in metrics.read(run / "loop")]).with_columns(run=pl.lit(run.name))
-            for run in a.runs
-        ]
-    )
-    held.write_parquet(a.out / "held_out.parquet")
-    steps.write_parquet(a.out / "steps.parquet")
+    held = added(a.out / "held_out.parquet", [held_out(run) for run in a.runs])
+    steps = added(a.out / "steps.parquet", [learned(run) for run in a.runs])
     draw(steps, held).savefig(a.out / "curves.png", dpi=120)
     show(held, steps)
+
+
+def added(file: Path, runs: list[pl.DataFrame]) -> pl.DataFrame:
+    """What a file holds, with these runs in it, in the order of their names."""
+    fresh = pl.concat(runs, how="diagonal_relaxed")
+    kept = [pl.read_parquet(file).join(fresh, on="run", how="anti")] if file.is_file() else []
+    whole = pl.concat([*kept, fresh], how="diagonal_relaxed").sort("run", maintain_order=True)
+    whole.write_parquet(file)
+    return whole
+
+
+def learned(run: Path) -> pl.DataFrame:
+    """The figures of a run's GRPO steps."""
+    return pl.DataFrame([asdict(r) for r in metrics.read(run / "loop")]).with_columns(run=pl.lit(run.name))
 
 
 def held_out(run: Path) -> pl.DataFrame:

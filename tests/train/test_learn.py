@@ -153,7 +153,7 @@ def chat_endpoint(engine: str, folder: Path):
 
 
 def test_the_report_pairs_the_questions(tmp_path, record):
-    """report.py: the change by question, its interval, answers without a call, and the picture."""
+    """report.py: the change by question, its interval, answers without a call, and the picture; runs are added."""
     run = tmp_path / "run-1"
     for name, rewards in (("before", [0, 0, 0, 1]), ("after", [1, 1, 0, 1])):
         for asked in (name, f"{name}-greedy"):
@@ -178,6 +178,12 @@ def test_the_report_pairs_the_questions(tmp_path, record):
     assert "run-1: 2 GRPO steps" in done.stdout
     assert pl.read_parquet(tmp_path / "results" / "held_out.parquet").height == 16
     assert (tmp_path / "results" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    run.rename(tmp_path / "run-2")
+    for _ in range(2):
+        words[2] = tmp_path / "run-2"
+        done = subprocess.run(words, check=True, capture_output=True, text=True, env=os.environ | {"COLUMNS": "160"})
+        assert re.findall(r"(run-\d): 2 GRPO steps", done.stdout) == ["run-1", "run-2"]
+    assert pl.read_parquet(tmp_path / "results" / "held_out.parquet").height == 32
 
 
 def test_the_results_say_what_the_readme_says():
