@@ -31,6 +31,11 @@ _LAYERS, _VOCABULARY = 30, 49_152
 """SmolLM2-135M's."""
 _ROW_TOKENS = 1_000_000
 """A group is one forest."""
+_GIVING_BACK = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=131072:glibc.malloc.arena_max=1",
+}
+"""malloc returns what is freed; else the peak is of what it keeps, too: of one and the same pass 404 to 521 MB."""
 PASS_TOKENS = 4096
 """Twice the trainer's default: in each layout fewer tokens are computed twice, for twice the memory."""
 
@@ -51,11 +56,14 @@ class Cost:
     """Of the gradient."""
 
 
-def measured(batch: Path, layout: Layout, *, sessions: int, layers: int = 1, width: int = 576) -> Cost:
-    """The cost in a process of its own."""
+def measured(
+    batch: Path, layout: Layout, *, sessions: int, layers: int = 1, width: int = 576, memory: bool = False
+) -> Cost:
+    """The cost in a process of its own: its CPU seconds, or exactly its memory, which costs seconds."""
     words = [str(batch), layout.value, f"--sessions={sessions}", f"--layers={layers}", f"--width={width}"]
     command = [sys.executable, "-m", "benchmarks.stage.gradient", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    told = os.environ | (_GIVING_BACK if memory else {})
+    done = subprocess.run(command, cwd=ROOT, env=told, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     return Cost(**json.loads(done.stdout.splitlines()[-1]))
