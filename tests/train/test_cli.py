@@ -29,8 +29,8 @@ def test_step_prints_its_figures_and_writes_a_checkpoint(polar_train, tiny_model
     assert result.exit_code == 0, result.output
     update = json.loads((tmp_path / "new" / "train.json").read_text())["updates"][0]
     for figure in (
-        f"{update['loss']:.6g}",
-        f"{update['grad_norm']:.6g}",
+        f"{update['loss']:.4g}",
+        f"{update['grad_norm']:.4g}",
         f"{update['clip_share']:.4f}",
         str(update["tokens"]),
     ):

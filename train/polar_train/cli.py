@@ -90,13 +90,13 @@ def push(
 
         _one_bar_only()
         pushed = push_weights(checkpoint, engine, version or checkpoint.resolve().name, previous=previous)
-        table = Table("engine", "version before", "after", "tensors changed", "probe tokens", "max difference")
+        table = _table("engine", "before", "after", "changed", "probe", "difference")
         for one in pushed.each:
             table.add_row(
                 escape(one.url), escape(one.version_before), escape(one.version_after),
                 f"{one.changed} of {one.tensors}", str(one.tokens), f"{one.disagreement:.2e}",
             )  # fmt: skip
-        table.caption = "difference: |logprob(engine) - logprob(checkpoint)| of the probe"
+        table.caption = "changed: tensors; probe: tokens; difference: |logprob(engine) - logprob(checkpoint)|, at most"
         console.print(table)
         console.print(f"idle: {pushed.idle_s:.2f} s, from the first pause to the last continue")
 
@@ -124,7 +124,7 @@ def gap(
                 batches, model, merged=merged, version=version,
                 advance=lambda done, planned: progress.update(task, completed=done, total=planned),
             )  # fmt: skip
-        table = Table("edge", "tokens", "mean", "p99", "max")
+        table = _table("edge", "tokens", "mean", "p99", "max")
         for one in gaps:
             table.add_row(escape(one.edge), f"{one.tokens:,}", f"{one.mean:.1e}", f"{one.p99:.1e}", f"{one.max:.1e}")
         table.caption = "|logprob(train) - logprob(engine)| of the trained tokens, in nats"
@@ -251,22 +251,19 @@ def _progress() -> Progress:
     )  # fmt: skip
 
 
+def _table(*names: str) -> Table:
+    """Narrow: 80 columns hold every digit. Where they do not, the first column is folded."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True, caption_justify="left")
+    for name in names:
+        table.add_column(name, overflow="fold", no_wrap=name != names[0])
+    return table
+
+
 def _updates(report: Report) -> Table:
-    table = Table(
-        "update",
-        "loss",
-        "gradient norm",
-        "mean gap",
-        "max gap",
-        "clip share",
-        "ratio",
-        "KL",
-        "entropy",
-        "tokens trained",
-    )
+    table = _table("", "loss", "gradient", "mean gap", "max gap", "clip", "ratio", "KL", "entropy", "tokens")
     for number, update in enumerate(report.updates, start=1):
         table.add_row(
-            str(number), f"{update.loss:.6g}", f"{update.grad_norm:.6g}",
+            str(number), f"{update.loss:.4g}", f"{update.grad_norm:.4g}",
             f"{update.gap_mean:.2e}", f"{update.gap_max:.2e}", f"{update.clip_share:.4f}",
             f"{update.ratio_mean:.4f}", f"{update.kl_mean:.2e}", f"{update.entropy_mean:.3f}", str(update.tokens),
         )  # fmt: skip
