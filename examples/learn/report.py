@@ -110,15 +110,13 @@ def draw(steps: pl.DataFrame, held: pl.DataFrame) -> Figure:
     axes = figure.subplots()
     for number, ((run,), rows) in enumerate(steps.group_by(["run"], maintain_order=True)):
         colour, last = f"C{number}", int(rows["step"].max())
-        axes.plot(rows["step"], rows["reward_mean"], color=colour, marker="os^Dv"[number % 5], label=f"{run}, training")
+        axes.plot(rows["step"], rows["reward_mean"], color=colour, marker="os^Dv"[number % 5], label=run)
         of = held.filter(pl.col("run") == run)
         scored = [of.filter(pl.col("asked") == asked)["reward"].fill_null(0).mean() for asked in ("before", "after")]
-        axes.plot(
-            [0, last + 1], scored, color=colour, linestyle="none", marker="*", markersize=14, label=f"{run}, held out"
-        )
+        axes.plot([0, last + 1], scored, color=colour, linestyle="none", marker="*", markersize=14)
     axes.set(xlabel="GRPO step", ylabel="share of questions answered", ylim=(0, 1))
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside upper center", ncols=4, fontsize=8, title="in training, and as a star held out")
     return figure
 
 
