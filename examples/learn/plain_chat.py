@@ -21,7 +21,9 @@ import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HARNESS = Path(__file__).resolve().parent / "pi" / "harness.toml"
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+HARNESS = HERE / "pi" / "harness.toml"
 TIMEOUT_S = 120
 MAX_TOKENS = 64
 """Of a reply, as in the rollouts."""
@@ -42,12 +44,23 @@ def main() -> None:
     ):
         if not shutil.which(needed):
             sys.exit(f"{needed} is not on PATH: {remedy}")
+    if not starts():
+        sys.exit(
+            f"{shutil.which('pi')} does not start in a sandbox, which sees nothing below /tmp: install it elsewhere"
+        )
     tasks = [json.loads(line) for line in a.tasks.read_text().splitlines()]
     with ThreadPoolExecutor(a.at_once) as pool:
         rewards = list(pool.map(lambda task: ask(task, a.url, a.model), tasks))
     lines = [{"task_id": task["id"], "reward": reward} for task, reward in zip(tasks, rewards, strict=True)]
     a.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
     print(f"plain chat: {sum(rewards) / len(rewards):.3f} on {len(rewards)} held-out questions")
+
+
+def starts() -> bool:
+    """Whether Pi runs where the questions are asked: who cannot run gives no right answer either."""
+    with tempfile.TemporaryDirectory() as empty:
+        tried = [*_sandbox(Path(empty), Path(empty)), "pi", "--version"]
+        return subprocess.run(tried, env=os.environ | {"HOME": "/tmp/home"}, capture_output=True).returncode == 0
 
 
 def ask(task: dict, url: str, model: str) -> float:
@@ -75,6 +88,7 @@ def ask(task: dict, url: str, model: str) -> float:
 def _sandbox(home: Path, work: Path) -> list[str]:
     """The words before a command that is to see two folders of its own, and the machine's programs."""
     words = ["bwrap", *_programs(), "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+    words += ["--ro-bind", str(ROOT), str(ROOT)]  # which may lie below /tmp, and has the harnesses
     words += ["--bind", str(work), "/workspace", "--bind", str(home), "/tmp/home", "--chdir", "/workspace"]
     return [*words, "--unshare-pid", "--die-with-parent"]
 
