@@ -41,12 +41,12 @@ def test_each_table_fills_its_value(config, tmp_path):
     read_ = config(
         LEAST + "follow = true\nupdates = 9\nthreads = 2\nseed = 3\nprecision = 'bfloat16'\n"
         "[update]\nlr = 1e-5\nmax_grad_norm = 0.5\nsteps = 2\nlayout = 'packed'\nrow_tokens = 100\n"
-        "pass_tokens = 50\n"
+        "pass_tokens = 50\nbeta1 = 0\nbeta2 = 0.98\n"
         "[objective]\nclip_low = 0.1\nclip_high = 0.3\nimportance_cap = 2.0\nkl = 0.01\nreference = 'r'\n"
         "[lag]\nmax = 0\nbeyond = 0.5\n[engines]\nurls = ['http://a:1', 'https://b']\nversion = 'v1'\n"
         "[checkpoints]\nevery = 5\nkeep = 1\n"
     )
-    assert read_.settings == Settings(1e-5, Objective(0.1, 0.3, 2.0, 0.01), 0.5, 2, Layout.PACKED, 100, 50)
+    assert read_.settings == Settings(1e-5, Objective(0.1, 0.3, 2.0, 0.01), 0.5, 2, Layout.PACKED, 100, 50, 0, 0.98)
     assert (read_.follow, read_.updates, read_.threads, read_.seed, read_.precision) == (True, 9, 2, 3, "bfloat16")
     assert (read_.lag, read_.reference) == (Lag(0, 0.5), tmp_path / "r")
     assert (read_.engines, read_.checkpoints) == (EngineSet(("http://a:1", "https://b"), "v1"), Keeping(5, 1))
@@ -70,7 +70,11 @@ def test_a_harness_may_be_a_folder(config, tmp_path):
 FAULTS = {
     "a misspelled key": ("folow = true", r"folow is no key: the file has batches, checkpoints, .*, update, updates"),
     "a misspelled table": ("[updates]\nlr = 1", r"updates is \{'lr': 1\}: write a whole number"),
-    "a misspelled key in a table": ("[update]\nlrr = 1", r"\[update\] lrr is no key: update has layout, lr, "),
+    "a misspelled key in a table": (
+        "[update]\nlrr = 1",
+        r"\[update\] lrr is no key: update has beta1, beta2, layout, lr, ",
+    ),
+    "a beta of all that was": ("[update]\nbeta1 = 1", r"\[update\] beta1 is 1: write a number from 0 to below 1"),
     "a layout of another name": ("[update]\nlayout = 'flat'", r"layout is 'flat': write one of 'per_request', "),
     "a value for a table": ("lag = 3", r"lag is 3: write a table"),
     "a KL to nothing": ("[objective]\nkl = 0.1", r"\[objective\] kl is 0.1: reference is None; give both or none"),

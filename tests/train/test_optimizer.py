@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from polar_train.errors import BadInput
+from polar_train.grpo import Settings
 from polar_train.model import load
 from polar_train.optimizer import Optimizer
 
@@ -25,6 +26,21 @@ def test_in_float32_it_is_torchs(tiny_model):
     other(input_ids=IDS, labels=IDS).loss.backward()
     assert norm == torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0).item()
     torch.optim.AdamW(other.parameters(), lr=1e-3, weight_decay=0.0).step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_the_betas_are_torchs(tiny_model):
+    """Two updates with a first beta of 0, as TOML writes it: the second has nothing of the first but its square."""
+    betas = Settings(beta1=0, beta2=0.98).betas
+    model, other = load(tiny_model, CPU), load(tiny_model, CPU)
+    ours = Optimizer(model, 1e-3, betas=betas)
+    theirs = torch.optim.AdamW(other.parameters(), lr=1e-3, betas=(0.0, 0.98), weight_decay=0.0)
+    for _ in range(2):
+        learn(model, ours)
+        other(input_ids=IDS, labels=IDS).loss.backward()
+        torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+        theirs.step()
+        theirs.zero_grad()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 

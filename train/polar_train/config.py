@@ -135,7 +135,15 @@ def _settings(top: Table) -> tuple[Settings, Path | None]:
     reference = Path(table.value("reference", Path)) if "reference" in table.values else None
     if (objective.kl > 0) != (reference is not None):
         raise table.wrong("kl", f"reference is {table.values.get('reference')!r}; give both or none")
-    return top.table("update").fill(Settings, objective=objective), reference
+    return _update(top.table("update"), objective), reference
+
+
+def _update(table: Table, objective: Objective) -> Settings:
+    settings = table.fill(Settings, objective=objective)
+    for key in ("beta1", "beta2"):
+        if getattr(settings, key) >= 1:
+            raise table.wrong(key, "write a number from 0 to below 1")
+    return settings
 
 
 def _lag(table: Table) -> Lag:

@@ -29,7 +29,6 @@ ALL = "all"
 """The edge of the line that has every token."""
 UNTOLD = "not told"
 """The edge of tokens whose trajectories no merged folder was given for."""
-FOREST_TOKENS = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def measure(
         raise BadInput(f"no trained token in {str(batches)!r}: `polar-toolkit stats` lists why each was left out")
     model = load(model_folder).eval()
     check_vocabulary(kept, model)
-    forests = passes.grow(kept, model, Layout.TREE, FOREST_TOKENS)
+    forests = passes.grow(kept, model, Layout.TREE, passes.ROW_TOKENS)
     found: list[tuple[Float_T, Int_T]] = []
     for done, forest in enumerate(forests, start=1):
         found.append(_compare(model, forest))

@@ -23,7 +23,7 @@ from polar_train.errors import BadInput, NothingLearned
 from polar_train.forest import Forest, Layout
 from polar_train.model import check_tokenizer, load
 from polar_train.objective import Metrics, Objective, Tokens, grpo_loss, total
-from polar_train.optimizer import Optimizer
+from polar_train.optimizer import BETAS, Optimizer
 from polar_train.weights import check_free, save_checkpoint
 
 
@@ -40,10 +40,19 @@ class Settings:
     """Updates from this batch, each over the whole of it."""
     layout: Layout = Layout.TREE
     """How much is merged before it is computed; the gradient is the same."""
-    row_tokens: int = 65536
+    row_tokens: int = passes.ROW_TOKENS
     """Of one forest: more share more of their beginnings, and take more memory for their data."""
     pass_tokens: int = LONGEST
     """Held with their activations at once: what a longer path has is computed twice, and more takes more memory."""
+    beta1: float = BETAS[0]
+    """Of AdamW: how much of the mean gradient an update keeps for the next; 0 steps by its own gradient alone."""
+    beta2: float = BETAS[1]
+    """Of AdamW: how much of the mean squared gradient an update keeps for the next."""
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """Both as floats: TOML's `0` is an int, which torch does not take."""
+        return float(self.beta1), float(self.beta2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +150,7 @@ def update(
     """
     forests = passes.grow(rows, model, settings.layout, settings.row_tokens)
     planned = len(forests) * settings.steps
-    optimizer = optimizer or Optimizer(model, settings.lr)
+    optimizer = optimizer or Optimizer(model, settings.lr, betas=settings.betas)
     model.train()
     earlier = _earlier(model, reference, forests, settings)
     updates: list[Update] = []

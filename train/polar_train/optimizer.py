@@ -16,6 +16,8 @@ from transformers import PreTrainedModel
 
 from polar_train.errors import BadInput
 
+BETAS = (0.9, 0.999)
+"""How much of the mean gradient, and of its mean square, an update keeps for the next; torch's own."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What torch's AdamW keeps of each parameter."""
 
@@ -23,12 +25,18 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 class Optimizer:
     """AdamW over the float32 weights of a model, which it puts into the precision that is computed in."""
 
-    def __init__(self, model: PreTrainedModel, lr: float, compute: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        lr: float,
+        compute: torch.dtype = torch.float32,
+        betas: tuple[float, float] = BETAS,
+    ) -> None:
         self._model = model
         self._weights: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
             self._weights[name] = parameter if compute == torch.float32 else _copied(parameter, compute)
-        self._adam = torch.optim.AdamW(self._weights.values(), lr=lr, weight_decay=0.0)
+        self._adam = torch.optim.AdamW(self._weights.values(), lr=lr, betas=betas, weight_decay=0.0)
 
     def clip(self, max_norm: float) -> float:
         """Scale the gradient down to a norm, and give the norm it had."""

@@ -15,6 +15,9 @@ from polar_train.data import Row
 from polar_train.forest import Forest, Layout, lay_out
 from polar_train.model import packs
 
+ROW_TOKENS = 65536
+"""Of one forest, where nothing else is said."""
+
 
 def grow(rows: list[Row], model: PreTrainedModel, layout: Layout, row_tokens: int) -> list[Forest]:
     """The rows in a layout, by forests of at most so many tokens; of a model that cannot be cut, `packed` at most."""

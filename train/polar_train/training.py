@@ -203,11 +203,11 @@ def _begin(config: Config) -> tuple[PreTrainedModel, Optimizer, State]:
     newest = checkpoints.newest(config.out)
     if not newest:
         model = load(config.model)
-        return model, Optimizer(model, config.settings.lr, compute), state
+        return model, Optimizer(model, config.settings.lr, compute, config.settings.betas), state
     found, tensors = checkpoints.read(newest)
     _check_same(config, state, found)
     model = load(newest)
-    optimizer = Optimizer(model, config.settings.lr, compute)
+    optimizer = Optimizer(model, config.settings.lr, compute, config.settings.betas)
     optimizer.restore(tensors)
     torch.set_rng_state(tensors[RANDOM])
     return model, optimizer, found
