@@ -33,6 +33,7 @@ seed = {seed}
 
 [update]
 lr = {lr}
+beta1 = {beta1}
 
 [lag]
 max = 0
@@ -58,14 +59,14 @@ def main() -> None:
     out: Path = a.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     (out / "run.json").write_text(
-        json.dumps({"seed": a.seed, "shuffled": a.shuffled, "updates": a.updates, "lr": a.lr})
+        json.dumps({"seed": a.seed, "shuffled": a.shuffled, "updates": a.updates, "lr": a.lr, "beta1": a.beta1})
     )
     write_tasks(out, a.seed)
     start = a.start.resolve() if a.start else imitate(out, a)
     with engine(start, out / "engine.log") as url:
         held_out(out, "before", url, SAMPLING)
         held_out(out, "before-greedy", url, GREEDY)
-        asked = {name: getattr(a, name) for name in ("updates", "seed", "lr", "samples", "groups")}
+        asked = {name: getattr(a, name) for name in ("updates", "seed", "lr", "beta1", "samples", "groups")}
         shuffled = str(a.shuffled).lower()
         (out / "loop.toml").write_text(LOOP.format(start=start, url=url, harness=HARNESS, shuffled=shuffled, **asked))
         run("polar-train", "loop", str(out / "loop.toml"))
@@ -181,6 +182,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--groups", type=int, default=8, help="questions of an update")
     parser.add_argument("--samples", type=int, default=8, help="attempts at each")
     parser.add_argument("--lr", type=float, default=1e-5, help="learning rate of GRPO")
+    parser.add_argument("--beta1", type=float, default=0.9, help="of GRPO's AdamW")
     parser.add_argument("--start", type=Path, help="a model that imitated already, in place of the first two stages")
     parser.add_argument(
         "--shuffled", action="store_true", help="the control: rewards are permuted before they are learned from"
